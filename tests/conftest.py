@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The strict settings under which every test runs, and the fixtures they share.
+
+Four CPU devices, which also shows that importing Tether makes no device; broadcasting between
+ranks raises; warnings are errors (pyproject.toml). Mixed dtypes raise, but not in a test module
+that imports optax, whose adam and schedules mix int32 counts with floats (optax 0.2.8); other
+tests opt out with ``@pytest.mark.mixed_dtypes``.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+
+import hypothesis
+import jax
+import pytest
+
+import tether
+
+# In the environment too, for the programs that tests start.
+jax.config.update("jax_platforms", os.environ.setdefault("JAX_PLATFORMS", "cpu"))
+jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The same examples on every run and every machine; no deadline, because the first example pays for compilation.
+hypothesis.settings.register_profile("tether", deadline=None, derandomize=True, max_examples=30, print_blob=True)
+hypothesis.settings.load_profile("tether")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the small test of every layer first: what it finds, the others only repeat."""
+    items.sort(key=lambda item: item.path.name != "test_tiny.py")
+
+
+@pytest.fixture(autouse=True)
+def _dtype_promotion(request: pytest.FixtureRequest) -> Iterator[None]:
+    mixed = hasattr(request.module, "optax") or request.node.get_closest_marker("mixed_dtypes") is not None
+    with jax.numpy_dtype_promotion("standard" if mixed else "strict"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _default_stream() -> None:
+    tether.seed(0)
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> jax.Array:
+    """A key of this test alone, the same on every run."""
+    return jax.random.key(zlib.crc32(request.node.nodeid.encode()))

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of all layers: one row for each, and one for each shape of it that could obey a law differently.
+
+A new layer is in the laws when it has a row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import tether
+from tether import nn
+
+BATCH = 6
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer and what the laws must know of it.
+
+    Args:
+        name: Of the row.
+        make: Builds the layer, the same one each time.
+        input: Gives a batch, BATCH examples along axis 0.
+        wrong: Shapes of whole inputs, batch axes included, that the layer must refuse.
+        floating: Whether it takes floating input, and returns the same dtype.
+        any_batch: Whether any number of batch axes may lead, none included.
+        blames: Pattern of the class that an error names, where a part of the layer finds the fault.
+    """
+
+    name: str
+    make: Callable[[], tether.Module]
+    input: Callable[[], np.ndarray]
+    wrong: tuple[tuple[int, ...], ...] = ()
+    floating: bool = True
+    any_batch: bool = True
+    blames: str = ""
+
+
+def normal(*shape: int) -> Callable[[], np.ndarray]:
+    """A batch of examples of this shape, the same each time; values far from ties, for the maxima."""
+    return lambda: np.random.default_rng(sum(shape)).normal(size=(BATCH, *shape)).astype(np.float32)
+
+
+def _ids() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 7, (BATCH, 3)).astype(np.int32)
+
+
+def _key() -> jax.Array:
+    return jax.random.key(5)
+
+
+def _mixed() -> tether.Module:
+    k1, k2 = jax.random.split(_key())
+    return nn.Sequential(
+        [
+            nn.Conv2d(1, 4, 3, padding="SAME", key=k1),
+            nn.BatchNorm(4, channel_axis=-3),
+            nn.Lambda(jax.nn.relu),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.1),
+            nn.Flatten(-3),
+            nn.Linear(36, 5, key=k2),
+        ]
+    )
+
+
+LAYERS = [
+    Layer("Linear", lambda: nn.Linear(5, 3, key=_key()), normal(5), wrong=((6,), (5, 4), ())),
+    Layer("Linear no bias", lambda: nn.Linear(5, 3, use_bias=False, key=_key()), normal(5), wrong=((2, 6),)),
+    Layer("Conv1d", lambda: nn.Conv1d(2, 4, 3, 2, key=_key()), normal(2, 9), wrong=((9,), (3, 9), (2, 2), (6, 9, 2))),
+    Layer(
+        "Conv2d",
+        lambda: nn.Conv2d(2, 4, 3, padding="SAME", key=_key()),
+        normal(2, 6, 5),
+        wrong=((6, 5), (3, 6, 5), (7, 3, 6, 5), (7, 6, 5, 2), (2,), ()),
+    ),
+    Layer(
+        "Conv2d groups",
+        lambda: nn.Conv2d(4, 4, (3, 2), 2, ((1, 0), (0, 2)), (1, 2), 2, use_bias=False, key=_key()),
+        normal(4, 6, 5),
+        wrong=((2, 6, 5), (4, 1, 5)),
+    ),
+    Layer(
+        "Conv3d",
+        lambda: nn.Conv3d(2, 3, 2, key=_key()),
+        normal(2, 3, 4, 5),
+        wrong=((3, 4, 5), (3, 3, 4, 5), (7, 2, 1, 4, 5)),
+    ),
+    Layer("BatchNorm", lambda: nn.BatchNorm(4), normal(4), wrong=((4,), (2, 5), (2, 5, 4), ()), any_batch=False),
+    Layer(
+        "BatchNorm channels from the end",
+        lambda: nn.BatchNorm(3, channel_axis=-3, mode="ema"),
+        normal(3, 4, 5),
+        wrong=((2, 4, 4, 5), (4, 5), (3,)),
+    ),
+    Layer("LayerNorm", lambda: nn.LayerNorm(4), normal(4), wrong=((5,), (4, 1), ())),
+    Layer("LayerNorm two axes", lambda: nn.LayerNorm((3, 4), use_bias=False), normal(3, 4), wrong=((4, 3), (4,))),
+    Layer("Dropout", lambda: nn.Dropout(0.4), normal(5)),
+    Layer("Dropout channels", lambda: nn.Dropout(0.4, shared_axes=(-2, -1)), normal(3, 4, 4), wrong=((4,), ())),
+    Layer("Embedding", lambda: nn.Embedding(7, 4, key=_key()), _ids, floating=False),
+    Layer("MaxPool1d", lambda: nn.MaxPool1d(2), normal(2, 7), wrong=((7,), (2, 1))),
+    Layer("MaxPool2d", lambda: nn.MaxPool2d(3, 2, 1), normal(2, 6, 7), wrong=((6, 7), (7,), ())),
+    Layer("MaxPool3d", lambda: nn.MaxPool3d(2, 1), normal(2, 3, 4, 5), wrong=((3, 4, 5), (2, 1, 4, 5))),
+    Layer("AvgPool1d", lambda: nn.AvgPool1d(2, padding="SAME"), normal(2, 7), wrong=((7,), (2, 0), ())),
+    Layer("AvgPool2d", lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False), normal(2, 6, 7), wrong=((6, 7), (7,))),
+    Layer("AvgPool3d", lambda: nn.AvgPool3d(2), normal(2, 4, 4, 5), wrong=((4, 4, 5), (2, 4, 4, 1))),
+    Layer("Lambda", lambda: nn.Lambda(jnp.tanh), normal(5)),
+    Layer("Identity", nn.Identity, normal(5)),
+    Layer("Flatten", lambda: nn.Flatten(-2), normal(3, 4), wrong=((4,), ())),
+    Layer("MLP", lambda: nn.MLP(5, 2, 4, 2, key=_key()), normal(5), wrong=((6,), ()), blames="Linear"),
+    Layer("Sequential", _mixed, normal(1, 6, 6), wrong=((6, 6), (2, 6, 6), (1, 8, 8)), blames="(Conv2d|Linear)"),
+]

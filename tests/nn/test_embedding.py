@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Embedding: rows, and ids that have none."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tether
+from tether import nn
+from tether.errors import ArgumentError, DtypeError
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8, np.int8])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 0)])
+def test_values(shape: tuple[int, ...], dtype, key: jax.Array):
+    embedding = nn.Embedding(7, 4, key=key)
+    ids = np.random.default_rng(0).integers(0, 7, shape).astype(dtype)
+    np.testing.assert_array_equal(embedding(ids), np.asarray(embedding.weight)[ids])
+    np.testing.assert_array_equal(embedding(jnp.asarray(ids)), np.asarray(embedding.weight)[ids])
+
+
+def test_first_values(key: jax.Array):
+    weight = nn.Embedding(200, 50, key=key).weight
+    assert weight.shape == (200, 50)
+    assert float(weight.mean()) == pytest.approx(0, abs=0.03)
+    assert float(weight.std()) == pytest.approx(1, abs=0.03)
+    assert nn.Embedding(3, 2, key=key, dtype=jnp.bfloat16, weight_init=nn.init.ones).weight.tolist() == [[1, 1]] * 3
+
+
+@pytest.mark.parametrize("ids", [[0, 7], [-1], [2**31 + 1]], ids=str)
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+def test_eager_id_out_of_range_is_an_error(ids, kind, key: jax.Array):
+    if ids[0] > 2**31 and kind is jnp.asarray:
+        pytest.skip("not representable without x64")
+    with pytest.raises(ArgumentError, match="Embedding: an id is outside the table") as caught:
+        nn.Embedding(7, 4, key=key)(kind(ids))
+    assert caught.value.expected == "ids from 0 to 6"
+    assert f"from {min(ids)} to {max(ids)}" in caught.value.got
+
+
+def test_traced_id_out_of_range_is_nan_without_gradient(key: jax.Array):
+    embedding = nn.Embedding(7, 4, key=key)
+    ids = jnp.asarray([0, 7, -1, 6])
+    for mapped in (tether.jit(embedding), tether.vmap(embedding)):
+        rows = np.asarray(mapped(ids))
+        np.testing.assert_array_equal(rows[[0, 3]], np.asarray(embedding.weight)[[0, 6]])
+        assert np.isnan(rows[[1, 2]]).all()
+    grads = tether.jit(lambda ids: tether.grad(lambda e: e(ids).sum())(embedding))(ids)
+    np.testing.assert_array_equal(grads.weight, np.isin(np.arange(7), [0, 6])[:, None] * np.ones((7, 4)))
+
+
+def test_gradient_of_a_repeated_id_adds_up(key: jax.Array):
+    embedding = nn.Embedding(3, 2, key=key)
+    grads = tether.grad(lambda e: e(jnp.asarray([1, 1, 2])).sum())(embedding)
+    assert grads.weight.tolist() == [[0, 0], [2, 2], [1, 1]]
+
+
+def test_compute_dtype(key: jax.Array):
+    embedding = tether.view(nn.Embedding(3, 2, key=key), compute_dtype=jnp.bfloat16)
+    assert embedding(jnp.asarray([0])).dtype == jnp.bfloat16
+    assert embedding.weight.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("ids", [np.ones(3), np.ones(3, bool), jnp.ones(3)], ids=lambda ids: str(ids.dtype))
+def test_ids_are_integers(ids, key: jax.Array):
+    with pytest.raises(DtypeError) as caught:
+        nn.Embedding(7, 4, key=key)(ids)
+    assert caught.value.what == "Embedding: ids are not integers."
+    assert caught.value.fixes[0] == "ids.astype(jnp.int32)"
+
+
+@pytest.mark.parametrize("sizes", [(0, 4), (4, 0), (2.5, 4), (4, None)])
+def test_sizes_are_counts(sizes):
+    with pytest.raises(ArgumentError, match=r"Embedding: (num_embeddings|features) is not an integer"):
+        nn.Embedding(*sizes)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which modules and Variables a function can reach, found before it is traced.
+
+The walk follows arguments, closure cells, globals that the code and its nested code name, defaults,
+partials, ``__self__``, ``__wrapped__``, containers and plain objects. What it misses (a Variable behind a
+property, say) is noticed when it is read. Each step on the way to something found leaves a guard: where it
+was found, and what was there. On later calls the guards are compared by identity, nothing is walked.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from tether._core.module import Module, structure_of, survey, variables_of
+from tether._core.structure import joined
+from tether._core.variable import Cells, Variable
+
+_LIBRARIES = frozenset({"jax", "jaxlib", "numpy", "scipy", "optax", "chex", "builtins", "functools", "tether", "rich"})
+_LEAVES = (bool, int, float, complex, str, bytes, type(None))
+_MOST_ITEMS = 10_000  # of one container: beyond, a read that was missed finds the rest
+
+
+class Guard:
+    """That a place still holds what was found there."""
+
+    __slots__ = ("expected", "look")
+
+    def __init__(self, look: Callable[[], Any], expected: Any):
+        self.look, self.expected = look, expected
+
+    def holds(self) -> bool:
+        found = self.look()
+        if isinstance(self.expected, tuple):
+            return len(found) == len(self.expected) and all(a is b for a, b in zip(found, self.expected, strict=True))
+        return found is self.expected
+
+
+class Reach:
+    """What was found: modules and single Variables, each with the name of the way to it, and the guards."""
+
+    def __init__(self) -> None:
+        self.modules: dict[int, tuple[str, Module]] = {}
+        self.loose: dict[Variable, str] = {}
+        self.guards: list[Guard] = []
+        self._seen: dict[int, Any] = {}
+
+    def variables(self) -> dict[Variable, str]:
+        """Every Variable that was found, with its path from the function."""
+        found: dict[Variable, str] = {}
+        for name, module in self.modules.values():
+            for path, variable in zip(structure_of(module).paths, variables_of(module), strict=True):
+                found.setdefault(variable, joined(name, path))
+        for variable, name in self.loose.items():
+            found.setdefault(variable, name)
+        return found
+
+    def places(self) -> Iterator[tuple[Any, Module]]:
+        """Every module in reach, under a place that is the same for modules of equal structure."""
+        for root, (_, module) in enumerate(list(self.modules.values())):
+            for index, (_, part) in enumerate(survey(module).modules.values()):
+                yield (root, index), part
+
+    def add_argument(self, value: Any, name: str) -> None:
+        """Walks one argument of a call; its containers are new at each call and need no guard."""
+        for path, part in jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_stateful)[0]:
+            self.add(part, name + jax.tree_util.keystr(path))
+
+    def add(self, value: Any, name: str) -> bool:
+        """Walks ``value``; whether something was found in it."""
+        if isinstance(value, _LEAVES):
+            return False
+        if id(value) in self._seen:
+            return id(value) in self.modules or not isinstance(value, Module)
+        self._seen[id(value)] = value
+        if isinstance(value, Module):
+            return self._module(value, name)
+        if isinstance(value, Variable | Cells):
+            for variable in [value] if isinstance(value, Variable) else value.variables:
+                self.loose.setdefault(variable, name)
+            return True
+        if isinstance(value, list | tuple | set | frozenset | dict):
+            return self._container(value, name)
+        return self._callable(value, name) if callable(value) else self._object(value, name)
+
+    def _module(self, module: Module, name: str) -> bool:
+        self.modules[id(module)] = (name, module)
+        walk = survey(module)
+        for reference in walk.references:
+            if reference.target is not None:
+                self.add(reference.target, joined(name, "target"))
+        for cls in {type(part) for _, part in walk.modules.values()}:
+            self._class(cls, name)
+        return True
+
+    def _class(self, cls: type, name: str) -> None:
+        """The globals that the methods and properties of a user's class name."""
+        for base in cls.__mro__:
+            if _is_library(base.__module__) or id(base) in self._seen:
+                continue
+            self._seen[id(base)] = base
+            for method in vars(base).values():
+                self.add(getattr(method, "fget", None) or getattr(method, "__wrapped__", method), name)
+
+    def _container(self, items: Any, name: str) -> bool:
+        pairs = list(items.items() if isinstance(items, dict) else enumerate(items))[:_MOST_ITEMS]
+        found = [self.add(item, f"{name}[{key!r}]") for key, item in pairs]
+        if any(found) and not isinstance(items, tuple | frozenset):
+            values = items.values if isinstance(items, dict) else lambda: items
+            self.guards.append(Guard(lambda: tuple(values()), tuple(values())))
+        return any(found)
+
+    def _callable(self, value: Any, name: str) -> bool:
+        if isinstance(value, functools.partial):
+            parts = [(value.func, name), (value.args, name), (value.keywords, name)]
+        elif isinstance(value, types.MethodType):
+            parts = [(value.__self__, "self"), (value.__func__, name)]
+        elif isinstance(value, types.FunctionType) and not _is_library(value.__module__):
+            return self._function(value, name)
+        elif hasattr(value, "__wrapped__"):
+            parts = [(value.__wrapped__, name)]
+        elif isinstance(value, type):
+            return False
+        else:
+            return self._object(value, name)
+        found = [self.add(part, part_name) for part, part_name in parts]
+        return any(found)
+
+    def _function(self, function: types.FunctionType, name: str) -> bool:
+        found = [self.add(getattr(function, "__wrapped__", None), name)]
+        parameters = function.__code__.co_varnames[: function.__code__.co_argcount]
+        defaults = function.__defaults__ or ()
+        found += [self.add(d, p) for p, d in zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True)]
+        found += [self.add(value, key) for key, value in (function.__kwdefaults__ or {}).items()]
+        for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            found.append(self._guarded(functools.partial(_contents, cell), key))
+        names = set(_names(function.__code__))
+        for key in sorted(names & function.__globals__.keys()):
+            found.append(self._global(function.__globals__, key, names))
+        return any(found)
+
+    def _global(self, scope: dict[str, Any], key: str, names: set[str]) -> bool:
+        value = scope[key]
+        if not isinstance(value, types.ModuleType):
+            return self._guarded(functools.partial(scope.get, key), key)
+        if _is_library(value.__name__):
+            return False
+        inner = vars(value)
+        shared = sorted(names & inner.keys())
+        found = [self._guarded(functools.partial(inner.get, name), f"{key}.{name}") for name in shared]
+        return any(found)
+
+    def _object(self, value: Any, name: str) -> bool:
+        fields = getattr(value, "__dict__", None)
+        if not isinstance(fields, dict) or _is_library(type(value).__module__):
+            return False
+        self._class(type(value), name)
+        found = [self._guarded(functools.partial(fields.get, key), joined(name, key)) for key in list(fields)]
+        return any(found)
+
+    def _guarded(self, look: Callable[[], Any], name: str) -> bool:
+        value = look()
+        found = self.add(value, name)
+        if found:
+            self.guards.append(
+                Guard(look, value) if not isinstance(value, tuple) else Guard(lambda: (look(),), (value,))
+            )
+        return found
+
+
+def _is_stateful(value: Any) -> bool:
+    return isinstance(value, Module | Variable | Cells)
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _is_library(module_name: str | None) -> bool:
+    return (module_name or "").partition(".")[0] in _LIBRARIES

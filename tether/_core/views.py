@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Views: modules that share all Variables with another one and differ in settings."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from tether._core import trace as _trace
+from tether._core.module import Module, each_module, structure_of, survey, variables_of
+from tether._core.selection import compiled, is_selection, matches, unknown_path
+from tether._core.structure import Structure, Survey, is_below, joined, static_key
+from tether._core.variable import Not, Variable
+from tether.errors import ArgumentError, SelectionError, UnusedViewWarning, describe
+
+
+class _Token:
+    """Stands for all views of one module with one set of settings; compared by identity."""
+
+    __slots__ = ("__weakref__",)
+
+
+def view(module: Module, select: Any = None, /, **settings: Any) -> Module:
+    """A module that shares all Variables of ``module`` and differs in settings.
+
+    Args:
+        module: The module; it isn't changed.
+        select: Which part; None for all of it. A part set explicitly keeps its mode when the whole is
+            switched later (a frozen backbone's BatchNorm stays in evaluation).
+        **settings: ``training=``, ``trainable=``, or any setting that the selected modules have (``p=`` of a
+            Dropout, ``compute_dtype=``, ...).
+    Returns:
+        The view; the same one again for the same arguments, as long as somebody holds it.
+    Raises:
+        SelectionError: ``select`` names nothing.
+        ArgumentError: no selected module has such a setting.
+    Example:
+        >>> dropout = nn.Dropout(0.5)
+        >>> tether.view(dropout, p=0.1).p
+        0.1
+    """
+    return make_view(module, select, settings, depth=1)
+
+
+def freeze(module: Module, select: Any = Variable, /) -> Module:
+    """A view in which the selected Params are not trainable: gradients and optimizers pass them by.
+
+    Example:
+        >>> list(tether.variables(tether.freeze(nn.Linear(2, 3), "weight"), tether.Param))
+        ['bias']
+    """
+    return make_view(module, select, {"trainable": False}, depth=1)
+
+
+def make_view(module: Module, select: Any, settings: dict[str, Any], depth: int) -> Module:
+    """``view``, called by a function ``depth`` calls below the user's."""
+    _warn_if_discarded(depth + 1, settings)
+    if not settings:
+        raise ArgumentError("view: no setting is given.", fix="tether.view(model, training=False)")
+    return _memoised(module, _memo_key(select, settings), lambda: _changed(module, select, settings))
+
+
+def _memoised(module: Module, key: Any, make: Callable[[], Structure]) -> Module:
+    """The view of one kind: the one that somebody holds, else built of the Structure made the first time."""
+    memo = module._tether.views
+    token, structure, made = memo.get(key, (_Token(), None, None))
+    new = made() if made is not None else None
+    if new is None:
+        new = (structure or make()).build(variables_of(module), survey(module).references)
+        new._tether.token = token
+        if key is not None:
+            memo[key] = (token, new._tether.structure, weakref.ref(new))
+    return new
+
+
+def restacked(module: Module, change: int) -> Module:
+    """A module that shares all Variables, whose leaves count as having more or fewer axes of members in front."""
+    return _memoised(module, ("stacked", change), lambda: _restacked(module, change))
+
+
+def _restacked(module: Module, change: int) -> Structure:
+    scratch = structure_of(module).build(variables_of(module))
+    for _, part in each_module(scratch):
+        part._tether.stacked += change
+    return Survey(scratch).structure()
+
+
+def _memo_key(select: Any, settings: dict[str, Any]) -> Any:
+    if select is not None and not isinstance(select, str | type):
+        return None
+    return select, static_key(settings)
+
+
+def _changed(module: Module, select: Any, settings: dict[str, Any]) -> Structure:
+    """The Structure of a module with settings changed."""
+    scratch = structure_of(module).build(variables_of(module))
+    _apply(module, scratch, select, settings)
+    return Survey(scratch).structure()
+
+
+def _apply(old: Module, new: Module, select: Any, settings: dict[str, Any]) -> None:
+    if "trainable" in settings:
+        _set_trainable(old, new, select, settings["trainable"])
+    settings = {name: value for name, value in settings.items() if name != "trainable"}
+    if not settings:
+        return
+    parts = _selected_modules(old, new, select)
+    for name, value in settings.items():
+        if name == "training":
+            _set_training(parts, value, explicit=select is not None)
+            continue
+        holders = [part for part in parts if name in vars(part)]
+        if not holders:
+            raise ArgumentError(
+                f"view: no selected module has the setting {name!r}.",
+                at=", ".join(sorted({type(part).__name__ for part in parts})),
+                fix=f"select modules that have {name!r}, or use another setting",
+            )
+        for part in holders:
+            vars(part)[name] = value
+
+
+def _set_training(parts: list[Module], value: Any, explicit: bool) -> None:
+    if not isinstance(value, bool):
+        raise ArgumentError("view: training is on or off.", got=describe(value), expected="True or False")
+    for part in parts:
+        if explicit or not part._tether.explicit:
+            part._tether.training, part._tether.explicit = value, explicit or part._tether.explicit
+
+
+def _set_trainable(old: Module, new: Module, select: Any, trainable: bool) -> None:
+    chosen = set(variables_of(old) if select is None else matches(select, old))
+    for path, part in each_module(new):
+        places = structure_of(old).places
+        inside = {_relative(place, path) for place, i in places.items() if is_below(place, path)}
+        own = {name for name in inside if variables_of(old)[places[joined(path, name)]] in chosen}
+        part._tether.frozen = part._tether.frozen - own if trainable else part._tether.frozen | own
+
+
+def _relative(place: str, path: str) -> str:
+    return place[len(path) :].lstrip(".") if path else place
+
+
+def _selected_modules(old: Module, new: Module, select: Any) -> list[Module]:
+    """The modules of the new tree that a selection names, and all below them."""
+    pairs = [
+        (path, before, after) for (path, before), (_, after) in zip(each_module(old), each_module(new), strict=True)
+    ]
+    if select is None:
+        return [after for _, _, after in pairs]
+    others = {id(part): [place for place, p in survey(old).module_places.items() if p is part] for _, part, _ in pairs}
+    tops = {path for path, before, _ in pairs if any(_names(select, place, before) for place in others[id(before)])}
+    if not tops:
+        raise unknown_path(str(select), [path for path, _, _ in pairs if path], "no module is selected")
+    return [after for path, _, after in pairs if any(is_below(path, top) for top in tops)]
+
+
+def _names(select: Any, path: str, module: Module) -> bool:
+    if isinstance(select, Not):
+        return not _names(select.select, path, module)
+    if isinstance(select, list | tuple | set | frozenset):
+        return any(_names(part, path, module) for part in select)
+    if isinstance(select, str):
+        return bool(path and compiled(select)(path))
+    if isinstance(select, type) and issubclass(select, Module):
+        return isinstance(module, select)
+    if isinstance(select, Module):
+        return module is select
+    if is_selection(select):
+        what = "this selects Variables, and a setting belongs to modules."
+        raise SelectionError(f"view: {what}", got=describe(select), expected="a path, a module class, a Module, a list")
+    raise SelectionError("view: this names no modules.", got=describe(select), expected="a path, a module class, ...")
+
+
+def _warn_if_discarded(depth: int, settings: dict[str, Any]) -> None:
+    if _trace.result_is_discarded(depth + 1):
+        call = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        message = (
+            f"a view was made ({call}) and thrown away: it changes nothing by itself.\n"
+            "  fix:      keep it (evaluating = model.eval()), call it (model.eval()(x)), "
+            "or pass the mode at the call (model(x, training=False))"
+        )
+        warnings.warn(message, UnusedViewWarning, stacklevel=depth + 2)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of a compiled call: which leaves are dynamic, which are modules, which are static."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from tether._core.discovery import Reach
+from tether._core.module import Module, structure_of
+from tether._core.random import streams
+from tether._core.structure import StaticKey
+from tether._core.variable import Cells, Variable
+from tether._transforms._arguments import parameters
+
+_BUILTIN_NODES = (list, tuple, dict, type(None))
+
+
+def is_stateful(value: Any) -> bool:
+    """Whether a flatten of arguments stops here: at a Module or Variable."""
+    return isinstance(value, Module | Variable | Cells)
+
+
+def reach_of(fun: Callable[..., Any], args: Any, kwargs: Any) -> Reach:
+    """Everything stateful that a call can reach: arguments first, then the function, then the random streams."""
+    reach = Reach()
+    names = list(parameters(fun))
+    for place, arg in enumerate(args):
+        reach.add_argument(arg, names[place] if place < len(names) else f"args[{place}]")
+    for name, value in kwargs.items():
+        reach.add_argument(value, name)
+    reach.add(fun, "")
+    for stream in streams():
+        reach.loose.setdefault(stream, stream.label)
+    return reach
+
+
+def identity(part: Any) -> Any:
+    """What stands for a module or Variable among the arguments of one function, from call to call."""
+    if isinstance(part, Module):
+        info = part._tether
+        return id(info.token or info)
+    return id(part)
+
+
+def likeness(part: Any) -> Any:
+    """What stands for a module or Variable in the key of a compilation: equal ones share it."""
+    return structure_of(part) if isinstance(part, Module) else type(part)
+
+
+def split(value: Any, mark: Callable[[Any], Any], leaves: list[Any]) -> Any:
+    """Puts the dynamic leaves of one argument into ``leaves``; returns a key of all the rest."""
+    if isinstance(value, jax.Array):
+        leaves.append(value)
+        return value.shape, value.dtype, value.weak_type
+    if is_stateful(value):
+        return mark(value)
+    parts, treedef = jax.tree.flatten(value, is_leaf=is_stateful)
+    return treedef, *[_part_key(part, mark, leaves, plain) for part, plain in _with_place(parts, treedef)]
+
+
+def _part_key(part: Any, mark: Callable[[Any], Any], leaves: list[Any], plain: bool) -> Any:
+    if is_stateful(part):
+        return mark(part)
+    if not is_dynamic(part, plain):
+        return StaticKey(part)
+    leaves.append(part)
+    if isinstance(part, int | float | complex) and not isinstance(part, np.generic):
+        return type(part)
+    return part.shape, part.dtype, getattr(part, "weak_type", False)
+
+
+def is_dynamic(part: Any, plain: bool) -> bool:
+    """Arrays are dynamic, and numbers in builtin containers; a bool is a switch, and static."""
+    if isinstance(part, jax.Array | np.ndarray | np.generic):
+        return True
+    return plain and isinstance(part, int | float | complex) and not isinstance(part, bool)
+
+
+def joined(value: Any, leaves: Iterator[Any]) -> Any:
+    """The argument again, with other dynamic leaves."""
+    parts, treedef = jax.tree.flatten(value, is_leaf=is_stateful)
+    new = [
+        next(leaves) if not is_stateful(part) and is_dynamic(part, plain) else part
+        for part, plain in _with_place(parts, treedef)
+    ]
+    return jax.tree.unflatten(treedef, new)
+
+
+def _with_place(parts: list[Any], treedef: Any) -> Iterator[tuple[Any, bool]]:
+    if any(isinstance(part, int | float | complex) for part in parts):
+        return zip(parts, _in_builtins(treedef), strict=True)
+    return zip(parts, [False] * len(parts), strict=True)
+
+
+@functools.lru_cache(maxsize=1024)
+def _in_builtins(treedef: Any) -> tuple[bool, ...]:
+    """For each leaf, whether all nodes around it are lists, tuples, dicts or namedtuples."""
+    node = treedef.node_data()
+    if node is None:
+        return (True,) * treedef.num_leaves
+    builtin = node[0] in _BUILTIN_NODES or hasattr(node[0], "_fields")
+    inner = [flag for child in treedef.children() for flag in _in_builtins(child)]
+    return tuple(builtin and flag for flag in inner)

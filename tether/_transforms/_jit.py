@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""jit: a call gathers a flat list of arrays, calls one ``jax.jit`` function, and writes back.
+
+Two things are cached above JAX's own cache. An *entry* is one traced program, keyed by structure, ties,
+avals and static arguments; it holds no model. A *plan* binds an entry to the Variables at hand, keyed by
+the identity of the modules and the avals of the arguments; its guards say whether closures and globals
+still hold what they held. So a call that is like the last one walks nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from tether._core import frame as _frame
+from tether._core import trace as _trace
+from tether._core.discovery import Reach
+from tether._core.lift import unpack
+from tether._core.module import Module, structure_of, variables_of
+from tether._core.structure import StaticKey
+from tether._core.variable import Variable, own_copy
+from tether._transforms import _arguments
+from tether._transforms._call import identity, is_stateful, joined, likeness, reach_of, split
+from tether._transforms._program import Program, StaleProgram, traced
+from tether.errors import StateLostError
+
+_MOST_TRIES = 3  # at a call whose program turns out stale; a fresh one is not
+
+
+class _Plan:
+    """A program bound to Variables."""
+
+    __slots__ = ("donated", "guards", "is_new", "kept", "program", "targets", "watched", "written")
+
+    def __init__(self, program: Program, lifted: list[Variable], reach: Reach):
+        self.program, self.guards, self.is_new = program, reach.guards, True
+        self.donated = [lifted[i] for i in program.donated]
+        self.kept = [lifted[i] for i in program.kept]
+        self.written = [lifted[i] for i in program.written]
+        self.targets = {p: weakref.ref(m) for p, m in reach.places()} if program.packed.has_kept else {}
+        self.watched: list[Any] = []
+
+
+class Jit:
+    """A function compiled by ``jax.jit``, whose Variables are found, passed and written back.
+
+    Attributes:
+        traces: How often the function's Python ran, once for each compilation.
+    """
+
+    def __init__(self, fun: Callable[..., Any], static_argnums: Any, static_argnames: Any, donate_state: bool):
+        self._fun = _arguments.checked_callable(fun, "jit")
+        self._static = _arguments.StaticArguments(fun, static_argnums, static_argnames)
+        self._donate = donate_state
+        self._plans: dict[Any, _Plan] = {}
+        self._programs: dict[Any, Program] = {}
+        self._last: Program | None = None
+        self.traces = 0
+        functools.update_wrapper(self, fun, updated=())
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"tether.jit({_arguments.name_of(self._fun)})"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Paths of the Variables that the program of the last call reads."""
+        return self._last.reads if self._last else ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Paths of the Variables that the program of the last call writes."""
+        return self._last.writes if self._last else ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves: list[Any] = []
+        key = self._key(args, kwargs, identity, leaves)
+        plan = self._plan(key, args, kwargs, leaves)
+        for attempt in range(_MOST_TRIES):
+            try:
+                out = self._run(plan, leaves)
+                break
+            except StaleProgram:
+                if attempt == _MOST_TRIES - 1:
+                    raise
+                self._forget(plan.program)
+                plan = self._plan(key, args, kwargs, leaves)
+        plan.is_new, self._last = False, plan.program
+        return unpack(plan.program.packed, out, lambda place: self._existing(plan, place, args, kwargs))
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """The lowered program for these arguments, as ``jax.jit(f).lower`` gives it; nothing runs."""
+        leaves: list[Any] = []
+        plan = self._plan(self._key(args, kwargs, identity, leaves), args, kwargs, leaves)
+        self._last = plan.program
+        run = plan.program.run_donating if self._donate else plan.program.run
+        return run.lower(_frame.gather(plan.donated), _frame.gather(plan.kept), leaves)
+
+    def _key(self, args: Any, kwargs: Any, mark: Any, leaves: list[Any]) -> tuple[Any, ...]:
+        static = self._static
+        key: list[Any] = [_frame.thread.training]
+        if static.is_empty:
+            key += [split(arg, mark, leaves) for arg in args]
+        else:
+            at = static.positions(len(args))
+            key += [StaticKey(a, static.name(i)) if i in at else split(a, mark, leaves) for i, a in enumerate(args)]
+        for name in sorted(kwargs) if kwargs else ():
+            value = kwargs[name]
+            key += name, StaticKey(value, name) if name in static.names else split(value, mark, leaves)
+        return tuple(key)
+
+    def _plan(self, key: Any, args: Any, kwargs: Any, leaves: list[Any]) -> _Plan:
+        plan = self._plans.get(key) if _frame.thread.stream is None else None
+        if plan is not None:
+            for guard in plan.guards:
+                if not guard.holds():
+                    break
+            else:
+                return plan
+        return self._make_plan(key, args, kwargs, leaves)
+
+    def _make_plan(self, key: Any, args: Any, kwargs: Any, leaves: list[Any]) -> _Plan:
+        reach = reach_of(self._fun, args, kwargs)
+        lifted, fixed = arrays_and_others(reach)
+        likeness_key = (self._key(args, kwargs, likeness, []), _reach_key(reach, lifted, fixed))
+        program = self._programs.get(likeness_key)
+        found: list[Variable] = []
+        if program is None:
+            call = lambda new: self._fun(*new[0], **new[1])
+            rebuild = lambda new: self._rebuilt(args, kwargs, new)
+            program, found = traced(call, rebuild, leaves, lifted, fixed, reach, _arguments.name_of(self._fun))
+            self.traces += program.traces
+        if program.is_closed and not found:
+            self._programs[likeness_key] = program
+        plan = _Plan(program, lifted + found, reach)
+        if not is_nested():
+            _commit(plan, leaves)
+        if program.is_closed and _frame.thread.stream is None:
+            self._remember(key, plan, args, kwargs)
+        return plan
+
+    def _remember(self, key: Any, plan: _Plan, args: Any, kwargs: Any) -> None:
+        """Keeps a plan as long as the modules live that it was made for."""
+        me = weakref.ref(self)
+
+        def forget(_: Any) -> None:
+            if (jit := me()) is not None:
+                jit._plans.pop(key, None)
+
+        parts = jax.tree.leaves((args, kwargs), is_leaf=is_stateful)
+        tokens = [p._tether.token or p._tether if isinstance(p, Module) else p for p in parts if is_stateful(p)]
+        plan.watched = [weakref.ref(token, forget) for token in tokens]
+        self._plans[key] = plan
+
+    def _rebuilt(self, args: Any, kwargs: Any, leaves: Iterator[Any]) -> tuple[list[Any], dict[str, Any]]:
+        static = self._static
+        at = static.positions(len(args))
+        new = [arg if place in at else joined(arg, leaves) for place, arg in enumerate(args)]
+        names = sorted(kwargs)
+        return new, {n: kwargs[n] if n in static.names else joined(kwargs[n], leaves) for n in names}
+
+    def _run(self, plan: _Plan, leaves: list[Any]) -> Any:
+        if self._donate and not is_nested():
+            return self._run_donating(plan, leaves)
+        donated, kept = _frame.gather(plan.donated), _frame.gather(plan.kept)
+        try:
+            out = plan.program.run(donated, kept, leaves)
+        except RuntimeError as error:
+            _say_deleted(error, plan)
+            raise
+        _frame.write_back(plan.written, out[: len(plan.written)])
+        return out[len(plan.written) :]
+
+    def _run_donating(self, plan: _Plan, leaves: list[Any]) -> Any:
+        """One C call from the compiled function to the last write, so that no signal comes between."""
+        donated, kept = list(map(_frame.get_value, plan.donated)), list(map(_frame.get_value, plan.kept))
+        if plan.is_new or len(set(map(id, donated))) < len(donated):
+            # A first call compiles, in Python, where a signal can come between; and two cells may share a buffer.
+            donated = [own_copy(value) for value in donated]
+        out = [_frame.Slot() for _ in range(plan.program.packed.count)]
+        targets = itertools.chain(plan.written, out)
+        old = list(map(_frame.get_value, plan.written))  # dropping an array releases the GIL: not between two writes
+        run, given = plan.program.run_donating, ([donated], [kept], [leaves])
+        try:
+            collections.deque(map(_frame.set_value, targets, itertools.chain.from_iterable(map(run, *given))), 0)
+        except BaseException as error:
+            _say_deleted(error, plan)
+            raise
+        del old
+        return list(map(_frame.get_value, out))
+
+    def _existing(self, plan: _Plan, place: Any, args: Any, kwargs: Any) -> Any:
+        module = plan.targets[place]() if place in plan.targets else None
+        return module if module is not None else dict(reach_of(self._fun, args, kwargs).places())[place]
+
+    def _forget(self, program: Program) -> None:
+        self._plans = {key: plan for key, plan in self._plans.items() if plan.program is not program}
+        self._programs = {key: other for key, other in self._programs.items() if other is not program}
+
+
+def jit(
+    fun: Callable[..., Any] | None = None,
+    *,
+    static_argnums: Any = None,
+    static_argnames: Any = None,
+    donate_state: bool = False,
+) -> Any:
+    """Compiles a function; the Variables that it reads are inputs, those that it writes are outputs.
+
+    The function may come by its modules in any way: arguments, closure, globals, ``self``, defaults, partials.
+    Arrays, and ints, floats and complex numbers in builtin containers, are dynamic; everything else (a bool or
+    a string, too) is static and compared by value. Modules of equal structure share a compilation.
+
+    Args:
+        fun: The function, method or module; without it, a decorator with the options is returned.
+        static_argnums: Numbers (or names) of arguments to treat as constants; they must be hashable.
+        static_argnames: Names of such arguments.
+        donate_state: Whether the buffers of written Variables are reused for their new values. Saves memory and
+            time; arrays read from the model before a call are then dead after it (``tether.snapshot`` copies).
+    Returns:
+        The compiled function, with ``traces``, ``reads``, ``writes`` and ``lower``.
+    Raises:
+        ArgumentError: a static argument that the function doesn't have.
+        StateLostError: a donated step failed on the device, or uses an array that a donated step consumed.
+    Example:
+        >>> counter = tether.State(0)
+        >>> @tether.jit
+        ... def count(x):
+        ...     counter.value = counter.value + 1
+        ...     return x * counter.value
+        >>> [float(count(1.0)) for _ in range(3)], count.traces
+        ([1.0, 2.0, 3.0], 1)
+    """
+    if fun is None:
+        options = {"static_argnums": static_argnums, "static_argnames": static_argnames, "donate_state": donate_state}
+        return functools.partial(jit, **options)
+    return Jit(fun, static_argnums, static_argnames, donate_state)
+
+
+def is_nested() -> bool:
+    """Whether this thread is inside a transformation, Tether's or JAX's."""
+    return bool(_frame.thread.frames) or _trace.current() is not _trace.EVALUATING
+
+
+def arrays_and_others(reach: Reach) -> tuple[list[Variable], dict[Variable, Any]]:
+    """The Variables that hold arrays, and those that hold something else (None, a spec) with what it is."""
+    values = {variable: _frame.peek(variable) for variable in reach.variables()}
+    lifted = [variable for variable, value in values.items() if isinstance(value, jax.Array)]
+    return lifted, {variable: value for variable, value in values.items() if not isinstance(value, jax.Array)}
+
+
+def _reach_key(reach: Reach, lifted: list[Variable], fixed: dict[Variable, Any]) -> Any:
+    """What a program depends on besides its arguments: structures, ties between them, avals."""
+    index = {variable: i for i, variable in enumerate([*lifted, *fixed])}
+    roots = [module for _, module in reach.modules.values()]
+    ties = tuple(tuple(index[variable] for variable in variables_of(root)) for root in roots)
+    loose = tuple((type(variable), index[variable]) for variable in reach.loose)
+    avals = tuple([(value.shape, value.dtype) for value in map(_frame.peek, lifted)])
+    others = tuple(StaticKey(value) for value in fixed.values())
+    return tuple(map(structure_of, roots)), ties, loose, avals, others
+
+
+def _commit(plan: _Plan, leaves: list[Any]) -> None:
+    """Commits state to the device of committed inputs, as its new values will be: else JAX compiles twice."""
+    values = [value for value in [*leaves, *_frame.gather(plan.donated + plan.kept)] if isinstance(value, jax.Array)]
+    home = next((value.sharding for value in values if value.committed), None)
+    if home is None:
+        return
+    if isinstance(home, jax.sharding.NamedSharding):
+        home = jax.sharding.NamedSharding(home.mesh, jax.sharding.PartitionSpec())
+    elif len(home.device_set) > 1:
+        return
+    for variable in plan.written:
+        if not variable._value.committed:
+            _frame.set_value(variable, jax.device_put(variable._value, home))
+
+
+def _say_deleted(error: BaseException, plan: _Plan) -> None:
+    """Turns JAX's word on a deleted array into an error with the path."""
+    lost = [v for v in [*plan.donated, *plan.kept] if isinstance(v._value, jax.Array) and v._value.is_deleted()]
+    if lost:
+        raise StateLostError(
+            "jit: state was lost, its buffer given away to a donated call.",
+            at=", ".join(variable.describe() for variable in lost[:3]) + (" and more" if len(lost) > 3 else ""),
+            got="an array that a donated call consumed and did not replace",
+            expected="the value after that call",
+            fix=[
+                "restore from a tether.snapshot(model)",
+                "tether.jit(f), without donate_state=True, keeps old buffers",
+            ],
+        ) from error

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One traced program: the user's function as a jaxpr over the Variables that it reads and writes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.extend.core
+
+from tether._core import frame as _frame
+from tether._core.discovery import Reach
+from tether._core.lift import Packed
+from tether._core.module import Module
+from tether._core.variable import Variable
+from tether.errors import LeakError, MissedReadWarning
+
+_MOST_TRACES = 8  # of one function, for reads that were missed: more means that each trace finds new Variables
+
+
+class StaleProgram(Exception):
+    """JAX traces a finished program again: another configuration is in force than when it was made."""
+
+
+class Program:
+    """``run(donated, kept, leaves)`` gives the written values, then the leaves of the result.
+
+    Attributes:
+        donated, kept, written: Indices among the lifted Variables: read and written, only read, written.
+        is_closed: Whether it holds no value of a trace around, and so may be kept.
+    """
+
+    def __init__(self, name: str, jaxpr: Any, written: list[int], packed: Packed, count: int):
+        used = _used(jaxpr, count)
+        self.packed, self.written, self.traces = packed, written, 1
+        self.donated = [i for i in range(count) if used[i] and i in set(written)]
+        self.kept = [i for i in range(count) if used[i] and i not in set(written)]
+        self.is_closed = not any(isinstance(const, jax.core.Tracer) for const in jaxpr.consts)
+        self.reads: tuple[str, ...] = ()
+        self.writes: tuple[str, ...] = ()
+        call = jax.extend.core.jaxpr_as_fun(jaxpr)
+        self.run = self._compiled(name, call, count, ())
+        self.run_donating = self._compiled(name, call, count, (0,))
+
+    def _compiled(self, name: str, call: Any, count: int, donate: tuple[int, ...]) -> Any:
+        indices, is_traced = [*self.donated, *self.kept], []
+
+        def run(donated: Any, kept: Any, leaves: Any) -> Any:
+            if is_traced:
+                raise StaleProgram
+            is_traced.append(True)
+            values = [None] * count  # where it stays None, the program has no use for it
+            for index, value in zip(indices, [*donated, *kept], strict=True):
+                values[index] = value
+            return call(*values, *leaves)
+
+        run.__name__ = run.__qualname__ = name
+        return jax.jit(run, donate_argnums=donate)
+
+
+def traced(
+    call: Callable[[Any], Any],
+    rebuild: Callable[[Iterator[Any]], Any],
+    leaves: list[Any],
+    lifted: list[Variable],
+    fixed: dict[Variable, Any],
+    reach: Reach,
+    name: str,
+) -> tuple[Program, list[Variable]]:
+    """Traces a function with Variables lifted to inputs: the program, and the Variables that only reading found."""
+    found: list[Variable] = []
+    for trace in range(1, _MOST_TRACES + 1):
+        program, missed = _trial(call, rebuild, leaves, [*lifted, *found], fixed, reach, name)
+        if program is not None:
+            program.traces = trace
+            if found:
+                _warn_missed(name, found)
+            return program, found
+        found += missed
+    raise LeakError(
+        f"jit: each trace of {name} reads Variables that no trace before has met.",
+        at=", ".join(variable.describe() for variable in found[-3:]),
+        got=f"{_MOST_TRACES} traces",
+        fix="make modules outside the function, or wholly inside it; pass what it uses as arguments",
+    )
+
+
+def _trial(call: Any, rebuild: Any, leaves: Any, variables: list[Variable], fixed: Any, reach: Reach, name: str) -> Any:
+    frame = _frame.Frame("jit", miss="note")
+    packed: Any = None
+    written: list[Variable] = []
+
+    def program(values: Any, leaves: Any) -> Any:
+        nonlocal packed, written
+        inside = {**fixed, **dict(zip(variables, values, strict=True))}
+        refer = _Places(reach)
+        packed, written, new = frame.run(inside, lambda: Packed(call(rebuild(iter(leaves))), frame.birth, refer))
+        return [*new, *packed.take()]
+
+    jaxpr = jax.jit(program).trace(_frame.gather(variables), leaves).jaxpr
+    if frame.missed:
+        return None, list(frame.missed)
+    index = {variable: i for i, variable in enumerate(variables)}
+    made = Program(name, jaxpr, [index[variable] for variable in written], packed, len(variables))
+    names = reach.variables()
+    made.reads = tuple(names.get(variable, variable.label) for variable in frame.reads)
+    made.writes = tuple(names.get(variable, variable.label) for variable in written)
+    return made, []
+
+
+class _Places:
+    """The place of a module among those in reach, worked out if an output asks for it."""
+
+    def __init__(self, reach: Reach):
+        self._reach, self._places = reach, None
+
+    def __call__(self, module: Module) -> Any:
+        if self._places is None:
+            self._places = {id(part): place for place, part in self._reach.places()}
+        return self._places.get(id(module))
+
+
+def _used(jaxpr: Any, count: int) -> list[bool]:
+    """For each of the first ``count`` inputs, whether the program uses it."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    used = {id(atom) for equation in inner.eqns for atom in equation.invars} | {id(atom) for atom in inner.outvars}
+    return [id(var) in used for var in inner.invars[:count]]
+
+
+def _warn_missed(name: str, found: list[Variable]) -> None:
+    warnings.warn(
+        f"jit: {name} reads Variables that were found only while it was traced.\n"
+        f"  at:       {', '.join(variable.describe() for variable in found[:3])}\n"
+        "  got:      a Variable behind a property, a registry or another library's object\n"
+        "  fix:      pass its module as an argument: the function is traced once, and equal modules share it",
+        MissedReadWarning,
+        stacklevel=5,
+    )

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers: one family a file, channels first, any number of leading batch axes.
+
+Arguments are spelled as PyTorch and Equinox spell them. ``key=`` is optional everywhere: without it a layer draws its
+first values from the default stream. A layer computes in the dtype of its input; ``tether.view(model,
+compute_dtype=...)`` changes that.
+"""
+
+from tether.nn import init
+from tether.nn._batchnorm import BatchNorm
+from tether.nn._containers import Flatten, Identity, Lambda, Sequential
+from tether.nn._conv import Conv1d, Conv2d, Conv3d
+from tether.nn._dropout import Dropout
+from tether.nn._embedding import Embedding
+from tether.nn._linear import Linear
+from tether.nn._mlp import MLP
+from tether.nn._norm import LayerNorm
+from tether.nn._pool import AvgPool1d, AvgPool2d, AvgPool3d, MaxPool1d, MaxPool2d, MaxPool3d
+
+__all__ = [
+    "MLP",
+    "AvgPool1d",
+    "AvgPool2d",
+    "AvgPool3d",
+    "BatchNorm",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "Dropout",
+    "Embedding",
+    "Flatten",
+    "Identity",
+    "Lambda",
+    "LayerNorm",
+    "Linear",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
+    "Sequential",
+    "init",
+]

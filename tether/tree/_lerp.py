@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""lerp: between two modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from tether._core import Module, Param, matches, replace_values
+from tether._core import frame as _frame
+from tether._core.module import structure_of, variables_of
+from tether.errors import StructureError
+
+
+def lerp(a: Module, b: Module, t: Any, select: Any = Param) -> Module:
+    """The module between two: ``a + t * (b - a)`` for the selected float cells, the values of ``a`` for the rest.
+
+    Args:
+        a, b: Modules of one structure.
+        t: Where between them; 0 gives a, 1 gives b.
+        select: Which cells.
+    Returns:
+        A copy (a value); ``tether.update(ema, tether.lerp(ema, model, 0.001))`` is a step of an average.
+    Example:
+        >>> a, b = nn.Linear(1, 1), nn.Linear(1, 1)
+        >>> bool(tether.lerp(a, b, 1.0).weight == b.weight)
+        True
+    """
+    if structure_of(a).paths != structure_of(b).paths:
+        raise StructureError(
+            "lerp: the modules differ in structure.", got=repr(structure_of(b)), expected=repr(structure_of(a))
+        )
+    others = dict(zip(variables_of(a), variables_of(b), strict=True))
+    values = {}
+    for variable in matches(select, a):
+        x, y = _frame.read(variable), _frame.read(others[variable])
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            values[variable] = (x + jnp.asarray(t, x.dtype) * (y - x)).astype(x.dtype)
+    return replace_values(a, values)
