@@ -228,7 +228,7 @@ def test_float64_stays_float64():
         x = jnp.asarray(RNG.normal(size=(6, 2)) + 1e3)
         y = norm(x)
         assert y.dtype == norm.mean.dtype == norm.var.dtype == jnp.float64
-        np.testing.assert_allclose(y, oracle(x, (0,))[0], rtol=1e-12)
+        np.testing.assert_allclose(y, oracle(x, (0,))[0], rtol=1e-10)
         mixed = nn.BatchNorm(2)
         assert mixed(x).dtype == jnp.float64
         assert mixed.mean.dtype == jnp.float32
@@ -319,12 +319,12 @@ def test_one_example_per_lane(vmap, mode: str, variance: str):
     norm = nn.BatchNorm(3, axis_name="batch", mode=mode, variance=variance)
     batched = nn.BatchNorm(3, mode=mode, variance=variance)
     for _ in range(3):
-        close(vmap(norm, axis_name="batch")(x), batched(x), 2e-5)
+        y = vmap(norm, axis_name="batch")(x)
+        close(y, batched(x), 2e-5)
+        if mode == "batch":
+            close(y, oracle(x, (0, 2))[0])
         assert norm.mean.shape == (3,)
         close([norm.mean, norm.var], [batched.mean, batched.var])
-    weighted = oracle(x, (0, 2))
-    if mode == "batch":
-        close(vmap(norm, axis_name="batch")(x), weighted[0])
     close(jax.vmap(norm.eval())(x), batched.eval()(x))
 
 

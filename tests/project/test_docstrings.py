@@ -44,7 +44,7 @@ def test_examples(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     }
     printed: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
-    for example in doctest.DocTestFinder(parser=Parser()).find(module, name, globs=vars(module) | given):
+    for example in doctest.DocTestFinder(parser=Parser()).find(module, name, globs=vars(module) | given | {"__name__": "example"}):
         tether.seed(0)
         runner.run(example, out=printed.append)
     assert runner.summarize(verbose=False).failed == 0, "".join(printed)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tether
-from tether import Param, State, tree_at
+from tether import Param, State, nn, tree_at
 from tether.errors import StructureError
 
 Point = collections.namedtuple("Point", ["x", "y"])
@@ -346,3 +346,42 @@ class TestSubmodules:
             tree_at(lambda m: (m.layers[0], m.layers[0].bias), Net(), (Linear(1, 1), 1))
         with pytest.raises(StructureError, match="inside of it"):
             tree_at(lambda m: (m, m.layers[0]), Net(), (Linear(1, 1), Linear(1, 1)))
+
+    def test_shared_submodule_is_one(self):
+        class Siamese(tether.Module):
+            def __init__(self):
+                self.left = Linear(2, 2)
+                self.right = self.left
+                self.both = [self.left, Linear(2, 2)]
+
+        model = Siamese()
+        new = tree_at(lambda m: m.right, model, Linear(4, 5))
+        assert new.left is new.right is new.both[0] and new.left.weight.shape == (5, 4)
+        new = tree_at(lambda m: m.both[0], model, replace_fn=lambda old: Linear(old.bias.size, 7))
+        assert new.left is new.right is new.both[0] and new.left.weight.shape == (7, 2)
+        new = tree_at(lambda m: m.both[0].weight, model, 0)
+        assert new.left.weight == new.right.weight == 0
+        with pytest.raises(StructureError, match="one node twice"):
+            tree_at(lambda m: (m.left, m.right), model, (Linear(1, 1), Linear(1, 1)))
+
+    def test_part_of_a_shared_submodule(self):
+        class Pair(tether.Module):
+            def __init__(self):
+                self.inner = Linear(2, 2)
+
+        class Siamese(tether.Module):
+            def __init__(self):
+                self.left = Pair()
+                self.right = self.left
+
+        new = tree_at(lambda m: m.right.inner, Siamese(), Linear(4, 5))
+        assert new.left is new.right and new.left.inner.weight.shape == (5, 4)
+
+    def test_given_module_stays_as_it_is(self):
+        other = Linear(4, 5)
+        tree_at(lambda m: m.layers[1], Net(), other)
+        assert tether.cell(other, "bias").label == "bias"
+
+    def test_transparent_attribute(self):
+        new = tree_at(lambda m: m.layers[1], nn.Sequential([nn.Identity(), nn.Linear(2, 3)]), nn.Linear(2, 5))
+        assert new(jnp.ones(2)).shape == (5,)

@@ -149,6 +149,42 @@ def test_inside_a_transformation():
     assert seen == [str(summary(Net()))]
 
 
+class Siamese(tether.Module):
+    def __init__(self):
+        self.deep = Chain(Block())
+        self.left = self.deep.layers[0]
+        self.right = Chain(self.left.linear, Relu())
+
+
+def test_shared_module_is_counted_once():
+    report = summary(Siamese())
+    assert [(row.path, row.same_as, row.parameters) for row in report.rows] == [
+        ("", "", 0),
+        ("deep", "", 0),
+        ("deep[0]", "", 0),
+        ("deep[0].linear", "", 9),
+        ("deep[0].norm", "", 3),
+        ("left", "deep[0]", 0),
+        ("right", "", 0),
+        ("right[0]", "deep[0].linear", 0),
+        ("right[1]", "", 0),
+    ]
+    assert (report.parameters, report.bytes) == (12, BLOCK_BYTES)
+    assert "the same as deep[0].linear" in str(report)
+
+
+def test_shared_module_and_depth_and_select():
+    report = summary(Siamese(), depth=1)
+    assert [(row.path, row.same_as, row.parameters) for row in report.rows] == [
+        ("", "", 0),
+        ("deep", "", 12),
+        ("left", "deep[0]", 0),
+        ("right", "", 0),
+    ]
+    assert [row.path for row in summary(Siamese(), select=State).rows] == ["deep[0].norm"]
+    assert [row.path for row in summary(Siamese(), select=Linear).rows] == ["deep[0].linear", "right[0]"]
+
+
 def test_text():
     lines = str(summary(Net())).splitlines()
     assert lines[0] == "Net: 23 parameters, 115 B"

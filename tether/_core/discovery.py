@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,18 +27,24 @@ _MOST_ITEMS = 10_000  # of one container: beyond, a read that was missed finds t
 
 
 class Guard:
-    """That a place still holds what was found there."""
+    """That a place still holds what was found there; neither is kept alive for it."""
 
     __slots__ = ("expected", "look")
 
-    def __init__(self, look: Callable[[], Any], expected: Any):
-        self.look, self.expected = look, expected
+    def __init__(self, look: Callable[[], Any], expected: tuple[Any, ...]):
+        self.look, self.expected = look, [_weakly(part) for part in expected]
 
     def holds(self) -> bool:
         found = self.look()
-        if isinstance(self.expected, tuple):
-            return len(found) == len(self.expected) and all(a is b for a, b in zip(found, self.expected, strict=True))
-        return found is self.expected
+        expected = self.expected
+        return len(found) == len(expected) and all(a is b() for a, b in zip(found, expected, strict=True))
+
+
+def _weakly(value: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
 
 
 class Reach:
@@ -47,7 +54,9 @@ class Reach:
         self.modules: dict[int, tuple[str, Module]] = {}
         self.loose: dict[Variable, str] = {}
         self.guards: list[Guard] = []
+        self.objects: list[Any] = []  # plain ones on the way
         self._seen: dict[int, Any] = {}
+        self._in_argument = False
 
     def variables(self) -> dict[Variable, str]:
         """Every Variable that was found, with its path from the function."""
@@ -66,9 +75,11 @@ class Reach:
                 yield (root, index), part
 
     def add_argument(self, value: Any, name: str) -> None:
-        """Walks one argument of a call; its containers are new at each call and need no guard."""
+        """Walks one argument of a call; what a call's key compares already needs no guard."""
+        self._in_argument = True
         for path, part in jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_stateful)[0]:
             self.add(part, name + jax.tree_util.keystr(path))
+        self._in_argument = False
 
     def add(self, value: Any, name: str) -> bool:
         """Walks ``value``; whether something was found in it."""
@@ -110,9 +121,12 @@ class Reach:
         pairs = list(items.items() if isinstance(items, dict) else enumerate(items))[:_MOST_ITEMS]
         found = [self.add(item, f"{name}[{key!r}]") for key, item in pairs]
         if any(found) and not isinstance(items, tuple | frozenset):
-            values = items.values if isinstance(items, dict) else lambda: items
-            self.guards.append(Guard(lambda: tuple(values()), tuple(values())))
+            self._guard(lambda: tuple(items.values() if isinstance(items, dict) else items))
         return any(found)
+
+    def _guard(self, look: Callable[[], tuple[Any, ...]]) -> None:
+        if not self._in_argument:
+            self.guards.append(Guard(look, look()))
 
     def _callable(self, value: Any, name: str) -> bool:
         if isinstance(value, functools.partial):
@@ -158,17 +172,19 @@ class Reach:
         fields = getattr(value, "__dict__", None)
         if not isinstance(fields, dict) or _is_library(type(value).__module__):
             return False
+        self.objects.append(value)
         self._class(type(value), name)
-        found = [self._guarded(functools.partial(fields.get, key), joined(name, key)) for key in list(fields)]
-        return any(found)
+        found = {key: self.add(part, joined(name, key)) for key, part in list(fields.items())}
+        names, owner = [key for key, is_found in found.items() if is_found], _weakly(value)
+        if names:
+            look = lambda: tuple(getattr(owner(), "__dict__", {}).get(key) for key in names)
+            self.guards.append(Guard(look, look()))
+        return bool(names)
 
     def _guarded(self, look: Callable[[], Any], name: str) -> bool:
-        value = look()
-        found = self.add(value, name)
+        found = self.add(look(), name)
         if found:
-            self.guards.append(
-                Guard(look, value) if not isinstance(value, tuple) else Guard(lambda: (look(),), (value,))
-            )
+            self._guard(lambda: (look(),))
         return found
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tether._core.variable import Variable
 
 births = itertools.count()
+_OURS = ("jax.jit", "jax.grad", "jax.vmap", "jax.checkpoint")  # those that have a namesake here
 
 
 class _Thread(threading.local):
@@ -193,10 +194,7 @@ def _check_crossing(variable: Variable, traces: list[Any], action: str) -> None:
                 at=variable.describe(),
                 got=f"a {action} inside {name}, which would bake the value in as a constant",
                 expected="a Tether transformation around every use of a module made outside",
-                fix=[
-                    f"{name.replace('jax.', 'tether.')}(f) in place of {name}(f)",
-                    f"pass the values in: {name} of tether.pure(f)",
-                ],
+                fix=_fixes(name, [f"pass the values in: {name} of tether.pure(f)"]),
             )
     stopped_in = variable.stopped() if variable.stopped is not None else None
     if stopped_in is not None and stopped_in in traces:
@@ -205,8 +203,14 @@ def _check_crossing(variable: Variable, traces: list[Any], action: str) -> None:
             f"{name}: a Variable is read after it was written, and the gradient through it would be lost.",
             at=variable.describe(),
             got=f"a read, in the trace of {name} that wrote a value with a tangent",
-            fix=f"{name.replace('jax.', 'tether.')}(f) in place of {name}(f), which keeps what is written exact",
+            fix=_fixes(name, []),
         )
+
+
+def _fixes(name: str, others: list[str]) -> list[str]:
+    """The transformation to use instead; make_jaxpr and eval_shape trace as jit does."""
+    ours = name.replace("jax.", "tether.")
+    return [f"{ours}(f) in place of {name}(f)", *others] if name in _OURS else others or ["tether.jit around the whole"]
 
 
 def _lowered(variable: Variable, value: Any, traces: list[Any]) -> Any:

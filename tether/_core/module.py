@@ -9,6 +9,7 @@ auxiliary data is its Structure.
 from __future__ import annotations
 
 import abc
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -119,7 +120,7 @@ class ModuleMeta(abc.ABCMeta):
     """Wraps ``__call__``, and seals what a constructor built when the outermost one returns."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
-        if "__call__" in namespace and inspect.isfunction(namespace["__call__"]):
+        if callable(namespace.get("__call__")):
             namespace["__call__"] = _wrapped_call(namespace["__call__"])
         cls = super().__new__(mcs, name, bases, namespace, **options)
         jax.tree_util.register_pytree_with_keys(
@@ -218,6 +219,15 @@ class Module(_Typed, metaclass=ModuleMeta):
     def __repr__(self) -> str:
         fields = (f"{name}={_short(stored)}" for name, stored in vars(self).items())
         return f"{type(self).__name__}({', '.join(fields)})"
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Any:
+        walk = survey(self)
+        variables = [copy.deepcopy(variable, memo) for variable in walk.variables]
+        new = structure_of(self).build(variables, [copy.deepcopy(reference, memo) for reference in walk.references])
+        memo.update(zip(walk.modules, (part for _, part in survey(new).modules.values()), strict=True))
+        for target, reference in memo.get("references", ()):
+            reference.target = memo.get(target)
+        return new
 
     def __getstate__(self) -> Any:
         return dict(vars(self)), self._tether.flags(), self._tether.sealed

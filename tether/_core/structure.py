@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import types
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -47,6 +47,11 @@ class Reference:
 
     def __init__(self, target: Any):
         self.target = target
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Reference:
+        new = Reference(memo.get(id(self.target)))
+        memo.setdefault("references", []).append((id(self.target), new))  # its target may be copied after it
+        return new
 
 
 class FrozenDict(dict):
@@ -83,18 +88,22 @@ class StaticKey:
 
 
 class _Same:
-    """Equal to itself alone; keeps the object alive, so that its id isn't used again."""
+    """Stands for one object alone, without keeping it alive where that can be helped."""
 
-    __slots__ = ("value",)
+    __slots__ = ("id", "look")
 
     def __init__(self, value: Any):
-        self.value = value
+        self.id = id(value)
+        try:
+            self.look: Callable[[], Any] = weakref.ref(value)
+        except TypeError:
+            self.look = lambda: value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
+        return isinstance(other, _Same) and self.id == other.id and self.look() is other.look() is not None
 
     def __hash__(self) -> int:
-        return id(self.value)
+        return self.id
 
 
 def static_key(value: Any, name: str = "", inside: tuple[int, ...] = ()) -> Any:
@@ -141,7 +150,8 @@ def _hashed(value: Any) -> Any:
         hash(value)
     except TypeError:
         return None
-    return (type(value), value)
+    by_identity = type(value).__hash__ is object.__hash__ and not isinstance(value, type)
+    return _Same(value) if by_identity else (type(value), value)
 
 
 def _unhashable(value: Any, name: str, nested: bool) -> Any:
@@ -209,7 +219,7 @@ class Structure:
         return self is other or (isinstance(other, Structure) and self.spec == other.spec and self.kinds == other.kinds)
 
     def __repr__(self) -> str:
-        return f"Structure({self.spec[1].__qualname__}, {len(self.paths)} variables)"
+        return f"Structure({self.spec[1].__qualname__}, {len(self.paths)} variables, #{self.hash & 0xFFFFFF:06x})"
 
     def variables(self, values: Sequence[Any], home: Any = None) -> list[Variable]:
         """New Variables of this Structure's kinds, with ``values`` as they are."""

@@ -21,7 +21,14 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import take_current_trace
 
-_NAMES = {"LinearizeTrace": "grad", "JVPTrace": "grad", "BatchTrace": "vmap", "ShardMapTrace": "shard_map"}
+_NAMES = {
+    "LinearizeTrace": "grad",
+    "JVPTrace": "grad",
+    "BatchTrace": "vmap",
+    "ShardMapTrace": "shard_map",
+    "while_body": "while_loop",
+    "while_cond": "while_loop",
+}
 
 
 def current() -> Any:
@@ -60,9 +67,7 @@ def is_staged(trace: Any) -> bool:
 def transform_name(trace: Any) -> str:
     """The name of the JAX transformation that a trace belongs to."""
     info = getattr(getattr(trace, "frame", None), "debug_info", None)
-    if info is not None:
-        return f"jax.{info.traced_for.split(' ')[0]}"
-    name = type(trace).__name__
+    name = type(trace).__name__ if info is None else info.traced_for.split(" ")[0]
     return f"jax.{_NAMES.get(name, name)}"
 
 

@@ -114,7 +114,7 @@ class Variable(_frame.Slot, metaclass=Kind):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({describe(self._value)}{', ' + self.label if self.label else ''})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Variable:
         return type(self).make(own_copy(_frame.read(self)), reduce=self.reduce, label=self.label)
 
     def __copy__(self) -> Variable:

@@ -13,7 +13,7 @@ import numpy as np
 from tether._core.discovery import Reach
 from tether._core.module import Module, structure_of
 from tether._core.random import streams
-from tether._core.structure import StaticKey
+from tether._core.structure import static_key
 from tether._core.variable import Cells, Variable
 from tether._transforms._arguments import parameters
 
@@ -67,7 +67,7 @@ def _part_key(part: Any, mark: Callable[[Any], Any], leaves: list[Any], plain: b
     if is_stateful(part):
         return mark(part)
     if not is_dynamic(part, plain):
-        return StaticKey(part)
+        return static_key(part)
     leaves.append(part)
     if isinstance(part, int | float | complex) and not isinstance(part, np.generic):
         return type(part)

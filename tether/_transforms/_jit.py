@@ -23,29 +23,45 @@ from tether._core import frame as _frame
 from tether._core import trace as _trace
 from tether._core.discovery import Reach
 from tether._core.lift import unpack
-from tether._core.module import Module, structure_of, variables_of
-from tether._core.structure import StaticKey
+from tether._core.module import structure_of, variables_of
+from tether._core.structure import static_key
 from tether._core.variable import Variable, own_copy
 from tether._transforms import _arguments
-from tether._transforms._call import identity, is_stateful, joined, likeness, reach_of, split
+from tether._transforms._call import identity, joined, likeness, reach_of, split
 from tether._transforms._program import Program, StaleProgram, traced
 from tether.errors import StateLostError
 
-_MOST_TRIES = 3  # at a call whose program turns out stale; a fresh one is not
+_MOST_PROGRAMS = 256  # of one function, kept for modules to come
 
 
 class _Plan:
     """A program bound to Variables."""
 
-    __slots__ = ("donated", "guards", "is_new", "kept", "program", "targets", "watched", "written")
+    __slots__ = ("donated", "is_new", "kept", "program", "targets", "written")
 
     def __init__(self, program: Program, lifted: list[Variable], reach: Reach):
-        self.program, self.guards, self.is_new = program, reach.guards, True
+        self.program, self.is_new = program, True
         self.donated = [lifted[i] for i in program.donated]
         self.kept = [lifted[i] for i in program.kept]
         self.written = [lifted[i] for i in program.written]
         self.targets = {p: weakref.ref(m) for p, m in reach.places()} if program.packed.has_kept else {}
+
+
+class _Plans:
+    """The plans for calls of one kind: one for each configuration of JAX that was met, the last used first."""
+
+    __slots__ = ("guards", "plans", "watched")
+
+    def __init__(self, plans: list[_Plan], reach: Reach):
+        self.plans, self.guards = plans, reach.guards
         self.watched: list[Any] = []
+
+    def hold(self) -> bool:
+        """Whether everything that was reached is still in its place."""
+        for guard in self.guards:  # noqa: SIM110  (a call's path: a generator costs)
+            if not guard.holds():
+                return False
+        return True
 
 
 class Jit:
@@ -59,8 +75,8 @@ class Jit:
         self._fun = _arguments.checked_callable(fun, "jit")
         self._static = _arguments.StaticArguments(fun, static_argnums, static_argnames)
         self._donate = donate_state
-        self._plans: dict[Any, _Plan] = {}
-        self._programs: dict[Any, Program] = {}
+        self._plans: dict[Any, _Plans] = {}
+        self._programs: dict[Any, list[Program]] = {}
         self._last: Program | None = None
         self.traces = 0
         functools.update_wrapper(self, fun, updated=())
@@ -84,23 +100,29 @@ class Jit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves: list[Any] = []
         key = self._key(args, kwargs, identity, leaves)
-        plan = self._plan(key, args, kwargs, leaves)
-        for attempt in range(_MOST_TRIES):
+        found = self._plans.get(key) if _frame.thread.stream is None else None
+        if found is None or not found.hold():
+            found = self._make_plans(key, args, kwargs, leaves)
+        for plan in found.plans:
             try:
                 out = self._run(plan, leaves)
                 break
             except StaleProgram:
-                if attempt == _MOST_TRIES - 1:
-                    raise
-                self._forget(plan.program)
-                plan = self._plan(key, args, kwargs, leaves)
+                continue
+        else:
+            plan = self._trace(found, args, kwargs, leaves)
+            out = self._run(plan, leaves)
+        if plan is not found.plans[0]:
+            found.plans.remove(plan)
+            found.plans.insert(0, plan)
         plan.is_new, self._last = False, plan.program
         return unpack(plan.program.packed, out, lambda place: self._existing(plan, place, args, kwargs))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The lowered program for these arguments, as ``jax.jit(f).lower`` gives it; nothing runs."""
         leaves: list[Any] = []
-        plan = self._plan(self._key(args, kwargs, identity, leaves), args, kwargs, leaves)
+        found = self._make_plans(self._key(args, kwargs, identity, leaves), args, kwargs, leaves)
+        plan = found.plans[0] if found.plans else self._trace(found, args, kwargs, leaves)
         self._last = plan.program
         run = plan.program.run_donating if self._donate else plan.program.run
         return run.lower(_frame.gather(plan.donated), _frame.gather(plan.kept), leaves)
@@ -112,54 +134,58 @@ class Jit:
             key += [split(arg, mark, leaves) for arg in args]
         else:
             at = static.positions(len(args))
-            key += [StaticKey(a, static.name(i)) if i in at else split(a, mark, leaves) for i, a in enumerate(args)]
+            key += [static_key(a, static.name(i)) if i in at else split(a, mark, leaves) for i, a in enumerate(args)]
         for name in sorted(kwargs) if kwargs else ():
             value = kwargs[name]
-            key += name, StaticKey(value, name) if name in static.names else split(value, mark, leaves)
+            key += name, static_key(value, name) if name in static.names else split(value, mark, leaves)
         return tuple(key)
 
-    def _plan(self, key: Any, args: Any, kwargs: Any, leaves: list[Any]) -> _Plan:
-        plan = self._plans.get(key) if _frame.thread.stream is None else None
-        if plan is not None:
-            for guard in plan.guards:
-                if not guard.holds():
-                    break
-            else:
-                return plan
-        return self._make_plan(key, args, kwargs, leaves)
-
-    def _make_plan(self, key: Any, args: Any, kwargs: Any, leaves: list[Any]) -> _Plan:
+    def _make_plans(self, key: Any, args: Any, kwargs: Any, leaves: list[Any]) -> _Plans:
+        """Binds the programs that modules of these structures have already."""
         reach = reach_of(self._fun, args, kwargs)
         lifted, fixed = arrays_and_others(reach)
-        likeness_key = (self._key(args, kwargs, likeness, []), _reach_key(reach, lifted, fixed))
-        program = self._programs.get(likeness_key)
-        found: list[Variable] = []
-        if program is None:
-            call = lambda new: self._fun(*new[0], **new[1])
-            rebuild = lambda new: self._rebuilt(args, kwargs, new)
-            program, found = traced(call, rebuild, leaves, lifted, fixed, reach, _arguments.name_of(self._fun))
-            self.traces += program.traces
-        if program.is_closed and not found:
-            self._programs[likeness_key] = program
-        plan = _Plan(program, lifted + found, reach)
-        if not is_nested():
+        programs = self._programs.get(self._likeness(reach, lifted, fixed, args, kwargs), ())
+        found = _Plans([_Plan(program, lifted, reach) for program in programs], reach)
+        if _frame.thread.stream is None:
+            self._remember(key, found, reach)
+        for plan in found.plans:
             _commit(plan, leaves)
-        if program.is_closed and _frame.thread.stream is None:
-            self._remember(key, plan, args, kwargs)
+        return found
+
+    def _trace(self, found: _Plans, args: Any, kwargs: Any, leaves: list[Any]) -> _Plan:
+        """A plan with a new program, kept where others may use it."""
+        reach = reach_of(self._fun, args, kwargs)
+        lifted, fixed = arrays_and_others(reach)
+        likeness_key = self._likeness(reach, lifted, fixed, args, kwargs)
+        call, rebuild = lambda new: self._fun(*new[0], **new[1]), lambda new: self._rebuilt(args, kwargs, new)
+        program, missed = traced(call, rebuild, leaves, lifted, fixed, reach, _arguments.name_of(self._fun))
+        self.traces += program.traces
+        plan = _Plan(program, lifted + missed, reach)
+        _commit(plan, leaves)
+        if program.is_closed:
+            found.plans.insert(0, plan)
+            if not missed:
+                self._programs.setdefault(likeness_key, []).append(program)
+                while len(self._programs) > _MOST_PROGRAMS:
+                    del self._programs[next(iter(self._programs))]
         return plan
 
-    def _remember(self, key: Any, plan: _Plan, args: Any, kwargs: Any) -> None:
-        """Keeps a plan as long as the modules live that it was made for."""
+    def _likeness(
+        self, reach: Reach, lifted: list[Variable], fixed: dict[Variable, Any], args: Any, kwargs: Any
+    ) -> Any:
+        return self._key(args, kwargs, likeness, []), _reach_key(reach, lifted, fixed)
+
+    def _remember(self, key: Any, found: _Plans, reach: Reach) -> None:
+        """Keeps plans as long as everything lives that they were made for."""
         me = weakref.ref(self)
 
         def forget(_: Any) -> None:
             if (jit := me()) is not None:
                 jit._plans.pop(key, None)
 
-        parts = jax.tree.leaves((args, kwargs), is_leaf=is_stateful)
-        tokens = [p._tether.token or p._tether if isinstance(p, Module) else p for p in parts if is_stateful(p)]
-        plan.watched = [weakref.ref(token, forget) for token in tokens]
-        self._plans[key] = plan
+        modules = [module._tether for _, module in reach.modules.values()]
+        found.watched = [weakref.ref(part, forget) for part in [*(i.token or i for i in modules), *reach.objects]]
+        self._plans[key] = found
 
     def _rebuilt(self, args: Any, kwargs: Any, leaves: Iterator[Any]) -> tuple[list[Any], dict[str, Any]]:
         static = self._static
@@ -181,30 +207,32 @@ class Jit:
         return out[len(plan.written) :]
 
     def _run_donating(self, plan: _Plan, leaves: list[Any]) -> Any:
-        """One C call from the compiled function to the last write, so that no signal comes between."""
-        donated, kept = list(map(_frame.get_value, plan.donated)), list(map(_frame.get_value, plan.kept))
-        if plan.is_new or len(set(map(id, donated))) < len(donated):
-            # A first call compiles, in Python, where a signal can come between; and two cells may share a buffer.
+        donated = list(map(_frame.get_value, plan.donated))
+        if plan.is_new:  # a first call compiles, in Python, where a signal can come between: it consumes copies
             donated = [own_copy(value) for value in donated]
-        out = [_frame.Slot() for _ in range(plan.program.packed.count)]
-        targets = itertools.chain(plan.written, out)
-        old = list(map(_frame.get_value, plan.written))  # dropping an array releases the GIL: not between two writes
-        run, given = plan.program.run_donating, ([donated], [kept], [leaves])
         try:
-            collections.deque(map(_frame.set_value, targets, itertools.chain.from_iterable(map(run, *given))), 0)
-        except BaseException as error:
+            return _donated(plan, donated, leaves)
+        except (ValueError, RuntimeError) as error:
             _say_deleted(error, plan)
-            raise
-        del old
-        return list(map(_frame.get_value, out))
+            if "donate" not in str(error):
+                raise
+        return _donated(plan, [own_copy(value) for value in donated], leaves)  # two of the inputs share a buffer
 
     def _existing(self, plan: _Plan, place: Any, args: Any, kwargs: Any) -> Any:
         module = plan.targets[place]() if place in plan.targets else None
         return module if module is not None else dict(reach_of(self._fun, args, kwargs).places())[place]
 
-    def _forget(self, program: Program) -> None:
-        self._plans = {key: plan for key, plan in self._plans.items() if plan.program is not program}
-        self._programs = {key: other for key, other in self._programs.items() if other is not program}
+
+def _donated(plan: _Plan, donated: list[Any], leaves: list[Any]) -> list[Any]:
+    """One C call from the compiled function to the last write, so that no signal comes between."""
+    kept = list(map(_frame.get_value, plan.kept))
+    out = [_frame.Slot() for _ in range(plan.program.packed.count)]
+    targets = itertools.chain(plan.written, out)
+    old = list(map(_frame.get_value, plan.written))  # dropping an array releases the GIL: not between two writes
+    results = itertools.chain.from_iterable(map(plan.program.run_donating, [donated], [kept], [leaves]))
+    collections.deque(map(_frame.set_value, targets, results), 0)
+    del old
+    return list(map(_frame.get_value, out))
 
 
 def jit(
@@ -265,12 +293,14 @@ def _reach_key(reach: Reach, lifted: list[Variable], fixed: dict[Variable, Any])
     ties = tuple(tuple(index[variable] for variable in variables_of(root)) for root in roots)
     loose = tuple((type(variable), index[variable]) for variable in reach.loose)
     avals = tuple([(value.shape, value.dtype) for value in map(_frame.peek, lifted)])
-    others = tuple(StaticKey(value) for value in fixed.values())
+    others = tuple(static_key(value) for value in fixed.values())
     return tuple(map(structure_of, roots)), ties, loose, avals, others
 
 
 def _commit(plan: _Plan, leaves: list[Any]) -> None:
     """Commits state to the device of committed inputs, as its new values will be: else JAX compiles twice."""
+    if is_nested():
+        return
     values = [value for value in [*leaves, *_frame.gather(plan.donated + plan.kept)] if isinstance(value, jax.Array)]
     home = next((value.sharding for value in values if value.committed), None)
     if home is None:

@@ -11,6 +11,7 @@ import jax
 import jax.extend.core
 
 from tether._core import frame as _frame
+from tether._core import trace as _trace
 from tether._core.discovery import Reach
 from tether._core.lift import Packed
 from tether._core.module import Module
@@ -48,7 +49,7 @@ class Program:
         indices, is_traced = [*self.donated, *self.kept], []
 
         def run(donated: Any, kept: Any, leaves: Any) -> Any:
-            if is_traced:
+            if is_traced and _trace.current() is not _trace.EVALUATING:  # evaluating, it is jax.debug_nans that asks
                 raise StaleProgram
             is_traced.append(True)
             values = [None] * count  # where it stays None, the program has no use for it

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +20,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from tether._core import Module, Param, State
 from tether.errors import ArgumentError, DtypeError, ShapeError, describe
-from tether.nn._inputs import as_array, computing_dtype, inexact_dtype, integer, name_of, real_only
+from tether.nn._inputs import as_array, at_least_float32, computing_dtype, inexact_dtype, integer, name_of, real_only
 
 _PRESETS: dict[str, dict[str, Any]] = {
     "torch": {"decay": 0.9, "variance": "unbiased"},
@@ -90,7 +89,7 @@ class BatchNorm(Module):
         size: int,
         *,
         mode: Literal["batch", "ema"] = "batch",
-        axis_name: str | Sequence[str] | None = None,
+        axis_name: str | tuple[str, ...] | list[str] | None = None,
         decay: float = 0.9,
         eps: float = 1e-5,
         affine: bool = True,
@@ -111,7 +110,7 @@ class BatchNorm(Module):
         dtype = inexact_dtype(name, "dtype", dtype)
         if jnp.issubdtype(dtype, jnp.complexfloating):
             raise _bad_option(name, "dtype", dtype, "a real floating dtype", "float32")
-        stored = _at_least_float32(dtype)
+        stored = at_least_float32(dtype)
         self.weight = Param(jnp.ones(self.size, dtype)) if affine else None
         self.bias = Param(jnp.zeros(self.size, dtype)) if affine else None
         self.mean = State(jnp.zeros(self.size, stored))
@@ -269,7 +268,7 @@ class _Recipe(NamedTuple):
 @functools.partial(jax.jit, static_argnames=("channel", "dtype", "recipe"), inline=True)
 def _evaluate(x, weight, bias, mean, var, *, channel, dtype, recipe):
     """Normalizes by the running statistics."""
-    h = x.astype(_at_least_float32(dtype))
+    h = x.astype(at_least_float32(dtype))
     mean, var = (_broad(s, h, channel) for s in (mean, var))
     return _scale(h - mean, var, weight, bias, recipe, channel).astype(dtype)
 
@@ -277,7 +276,7 @@ def _evaluate(x, weight, bias, mean, var, *, channel, dtype, recipe):
 @functools.partial(jax.jit, static_argnames=("n", "channel", "dtype", "recipe"), inline=True)
 def _train(x, weight, bias, running, valid, *, n, channel, dtype, recipe):
     """Normalizes by the batch's statistics, or by the running ones that it moves; gives y and the running ones."""
-    h = x.astype(_at_least_float32(dtype))
+    h = x.astype(at_least_float32(dtype))
     if valid is not None:
         h = jnp.where(valid | jnp.isfinite(h), h, 0)  # else NaN in the padding reaches the gradient as 0 * NaN
     deviation, mean, var, n = _moments(h, channel, recipe.names, n, valid)
@@ -363,10 +362,6 @@ def _weights(seen, recipe, dtype):
 def _scale(deviation, var, weight, bias, recipe, channel):
     y = deviation * lax.rsqrt(var + recipe.eps)
     return y if weight is None else y * _broad(weight, y, channel) + _broad(bias, y, channel)
-
-
-def _at_least_float32(dtype):
-    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
 
 
 def _broad(statistic: jax.Array, h: jax.Array, channel: int) -> jax.Array:

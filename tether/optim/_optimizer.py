@@ -13,6 +13,7 @@ import optax
 from tether._core import Module, Param, Reference, State, Variable, matches
 from tether._core import frame as _frame
 from tether._core.module import structure_of, variables_of
+from tether._core.variable import coerced
 from tether.errors import OptimizerError, describe
 
 
@@ -87,11 +88,27 @@ class Optimizer(Module):
         extra = {name: self._by_path(value) if isinstance(value, Module) else value for name, value in extra.items()}
         old = self.state
         updates, new = self.tx.update(full, old, params, **extra)
-        self.state = _with_old_slots(old, new, set(kept)) if kept else new
         applied = optax.apply_updates(params, updates)
-        for path, variable in variables.items():
-            if given.get(path) is not None:
-                variable.value = applied[path]
+        self._write(
+            [variables[path] for path in given],
+            [applied[path] for path in given],
+            _with_old_slots(old, new, set(kept)) if kept else new,
+        )
+
+    def _write(self, trained: list[Variable], values: list[Any], state: Any) -> None:
+        """Writes Variables and state at once: a signal between them would leave half a step."""
+        leaves, treedef = jax.tree.flatten(state)
+        before = jax.tree.structure(self.state)
+        if treedef != before:
+            raise OptimizerError(
+                "Optimizer.update: tx changes the structure of its state.",
+                got=str(treedef),
+                expected=str(before),
+                fix="a transformation whose update returns a state like that of its init",
+            )
+        written = [*trained, *variables_of(self)]
+        new = [coerced(variable, value) for variable, value in zip(written, [*values, *leaves], strict=True)]
+        _frame.write_back(written, new)
 
     def _variables(self) -> dict[str, Variable]:
         model = self.model

@@ -18,10 +18,10 @@ from typing import Any
 import jax
 
 from tether._core import Module, Variable
-from tether._core.selection import modules
 from tether._core.structure import is_below
 from tether.errors import StructureError, describe
 from tether.tree._mismatch import structure_error
+from tether.tree._places import Places
 from tether.tree._replace import replace as replace_parts
 
 __all__ = ["tree_at"]
@@ -47,8 +47,8 @@ def tree_at(
 ) -> Any:
     """A copy of the tree with other values at the nodes that ``where`` returns.
 
-    In a module those are cells (``lambda m: m.head.weight``; a tied cell is one cell, whichever name it is
-    called by) and submodules (``lambda m: m.head``). Shapes are not checked, and no constructor runs.
+    In a module those are cells (``lambda m: m.head.weight``) and submodules (``lambda m: m.head``); a tied cell and
+    a shared submodule are one, whichever name they are called by. Shapes are not checked, and no constructor runs.
 
     Args:
         where: Function of the tree, returns a node of it or a sequence of nodes; sees marks in place of the leaves.
@@ -135,10 +135,11 @@ class _Marked:
         self.counts: collections.Counter[int] = collections.Counter()
         jax.tree.flatten(self.tree, is_leaf=self._note)
         owners = [node for node in self.nodes.values() if isinstance(node, Module)]
-        self.has_modules = bool(owners)
-        self.parts = {
-            id(part): (owner, path, part) for owner in owners for path, part in modules(owner).items() if path
-        }
+        self.places = {id(owner): Places.of(owner) for owner in owners}
+        self.parts: dict[int, tuple[Module, str, Module]] = {}  # id of a submodule -> its root, its path, itself
+        for owner in owners:
+            first = self.places[id(owner)].first_modules()
+            self.parts.update({id(part): (owner, path, part) for path, part in first.items() if part is not owner})
         self.cells = {id(mark) for owner in owners for mark in jax.tree.leaves(owner)}
 
     def _note(self, node: Any) -> bool:
@@ -148,7 +149,7 @@ class _Marked:
 
     def is_spot(self, found: Any) -> bool:
         """Whether it is one node, leaf or submodule."""
-        if found is None and self.has_modules:
+        if found is None and self.places:
             return False  # a setting of a module may be None: it isn't the one None that the tree has elsewhere
         return id(found) in self.nodes or id(found) in self.parts
 
@@ -178,7 +179,7 @@ class _Marked:
         if id(spot) not in self.parts:
             return jax.tree.map(_unmarked, spot)
         owner, path, _ = self.parts[id(spot)]
-        return modules(jax.tree.map(_unmarked, owner))[path]
+        return Places.of(jax.tree.map(_unmarked, owner)).modules[path]
 
     def edits(self, pairs: Iterable[tuple[Any, Any]]) -> dict[int, Any]:
         """New values by the id of what they replace; what reads as a tree is taken apart into its cells."""
@@ -237,7 +238,8 @@ class _Marked:
         parts: dict[int, dict[str, Any]] = {}
         for key in edits.keys() & self.parts.keys():
             owner, path, _ = self.parts[key]
-            parts.setdefault(id(owner), {})[path] = _by_value(edits[key])
+            new = _by_value(edits[key])
+            parts.setdefault(id(owner), {}).update(dict.fromkeys(self.places[id(owner)].all_of(path), new))
         if any(is_below(path, other) for paths in parts.values() for path in paths for other in paths if path != other):
             raise _nested()
         return parts

@@ -12,7 +12,8 @@ from tether._core import Module, Variable
 from tether._core import frame as _frame
 from tether._core.module import structure_of, survey, variables_of
 from tether._core.selection import unknown_path
-from tether._core.variable import birthplace, coerced
+from tether._core.structure import Structure
+from tether._core.variable import birthplace, coerced, strong
 from tether.errors import ShapeError, StructureError, describe
 
 
@@ -36,7 +37,8 @@ def bind(model: Module, values: Any) -> Module:
     Raises:
         SelectionError: a path that names no cell.
         ShapeError: a value of another shape.
-        StructureError: a module of another structure.
+        DtypeError: a value that the cell's kind of dtype can't hold.
+        StructureError: a module of another structure, or two values for one tied cell.
     Example:
         >>> layer = nn.Linear(2, 3)
         >>> half = tether.bind(layer, {"weight": layer.weight.astype(jnp.bfloat16)})
@@ -44,8 +46,7 @@ def bind(model: Module, values: Any) -> Module:
         ('bfloat16', 'float32')
     """
     given = by_variable(model, values)
-    for variable, value in given.items():
-        _check_shape(variable, value)
+    given = {variable: _bound(variable, value) for variable, value in given.items()}
     home = birthplace()
     new = [
         type(v).make(given[v], reduce=v.reduce, label=path, home=home) if v in given else v
@@ -102,7 +103,10 @@ def by_variable(model: Module, values: Any, unknown: list[str] | None = None) ->
     given: dict[Variable, Any] = {}
     for path, value in values.items():
         if path in structure.places:
-            given[variables[structure.places[path]]] = value
+            variable = variables[structure.places[path]]
+            if given.get(variable, value) is not value:
+                raise _two_values(structure, path)
+            given[variable] = value
         elif unknown is None:
             raise unknown_path(path, structure.places, "there is no cell at this path")
         else:
@@ -110,19 +114,37 @@ def by_variable(model: Module, values: Any, unknown: list[str] | None = None) ->
     return {variable: value for variable, value in given.items() if value is not None}
 
 
+def _two_values(structure: Structure, path: str) -> StructureError:
+    tied = [place for place, index in structure.places.items() if index == structure.places[path]]
+    return StructureError(
+        "one cell is given two values.",
+        at=" and ".join(tied[:3]) + ", which are tied",
+        fix=f"give one value, under {tied[0]!r}",
+    )
+
+
 def _path(model: Module, variable: Variable) -> str:
     return structure_of(model).paths[variables_of(model).index(variable)]
 
 
-def _check_shape(variable: Variable, value: Any) -> None:
+def _bound(variable: Variable, value: Any) -> Any:
+    """The value as an array, of the cell's dtype unless both are floats."""
     old = _frame.peek(variable)
-    if hasattr(old, "shape") and jnp.shape(value) != old.shape:
+    if not (hasattr(old, "shape") and hasattr(old, "dtype")):
+        return value
+    value = value if hasattr(value, "shape") and hasattr(value, "dtype") else jnp.asarray(value, old.dtype)
+    if value.shape != old.shape:
         raise ShapeError(
             "bind: a value has another shape than the cell.",
             at=variable.describe(),
             got=describe(value),
             expected=describe(old),
         )
+    if any(
+        jnp.issubdtype(old.dtype, k) and jnp.issubdtype(value.dtype, k) for k in (jnp.floating, jnp.complexfloating)
+    ):
+        return strong(jnp.asarray(value))
+    return coerced(variable, value)
 
 
 def _other_structure(expected: tuple[str, ...], got: tuple[str, ...]) -> StructureError:

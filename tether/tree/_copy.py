@@ -10,7 +10,7 @@ import jax
 from tether._core import Module, Variable
 from tether._core import frame as _frame
 from tether._core.module import structure_of, survey, variables_of
-from tether._core.variable import own_copy
+from tether._core.variable import Cells, own_copy
 
 _T = TypeVar("_T")
 _MOST_TRIES = 100  # at a model that another thread trains with donated buffers
@@ -30,7 +30,7 @@ def clone(tree: _T) -> _T:
     parts, treedef = jax.tree.flatten(tree, is_leaf=_is_stateful)
     roots = {id(part): part for part in parts if isinstance(part, Module)}
     variables = dict.fromkeys(variable for root in roots.values() for variable in variables_of(root))
-    variables.update(dict.fromkeys(part for part in parts if isinstance(part, Variable)))
+    variables.update(dict.fromkeys(cell for part in parts for cell in _cells(part)))
     values = _copied(list(variables))
     new = {
         old: type(old).make(value, reduce=old.reduce, label=old.label)
@@ -57,7 +57,12 @@ def snapshot(tree: _T) -> _T:
 
 
 def _is_stateful(value: Any) -> bool:
-    return isinstance(value, Module | Variable)
+    return isinstance(value, Module | Variable | Cells)
+
+
+def _cells(part: Any) -> tuple[Variable, ...]:
+    """The Variables of a part that belongs to no module."""
+    return part.variables if isinstance(part, Cells) else (part,) if isinstance(part, Variable) else ()
 
 
 def _copied(variables: list[Variable]) -> list[Any]:
@@ -91,4 +96,6 @@ def _point_references(old: list[Module], new: list[Module]) -> None:
 def _new_part(part: Any, modules: dict[int, Module], variables: dict[Variable, Variable]) -> Any:
     if isinstance(part, Module):
         return modules[id(part)]
+    if isinstance(part, Cells):
+        return Cells(part.treedef, [variables[cell] for cell in part.variables])
     return variables[part] if isinstance(part, Variable) else part

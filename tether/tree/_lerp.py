@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from tether._core import Module, Param, matches, replace_values
 from tether._core import frame as _frame
 from tether._core.module import structure_of, variables_of
-from tether.errors import StructureError
+from tether.errors import StructureError, describe
 
 
 def lerp(a: Module, b: Module, t: Any, select: Any = Param) -> Module:
@@ -20,6 +20,8 @@ def lerp(a: Module, b: Module, t: Any, select: Any = Param) -> Module:
         a, b: Modules of one structure.
         t: Where between them; 0 gives a, 1 gives b.
         select: Which cells.
+    Raises:
+        StructureError: modules of different structure or shapes.
     Returns:
         A copy (a value); ``tether.update(ema, tether.lerp(ema, model, 0.001))`` is a step of an average.
     Example:
@@ -35,6 +37,14 @@ def lerp(a: Module, b: Module, t: Any, select: Any = Param) -> Module:
     values = {}
     for variable in matches(select, a):
         x, y = _frame.read(variable), _frame.read(others[variable])
+        if x.shape != y.shape:
+            at = variable.describe()
+            raise StructureError("lerp: the modules differ in shape.", at=at, got=describe(y), expected=describe(x))
         if jnp.issubdtype(x.dtype, jnp.inexact):
-            values[variable] = (x + jnp.asarray(t, x.dtype) * (y - x)).astype(x.dtype)
+            values[variable] = _between(x, y.astype(x.dtype), jnp.asarray(t, x.dtype))
     return replace_values(a, values)
+
+
+def _between(x: Any, y: Any, t: Any) -> Any:
+    """Exact at both ends, and where x is y."""
+    return jnp.where(jnp.real(t) < 0.5, x + t * (y - x), y - (1 - t) * (y - x))

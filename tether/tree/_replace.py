@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from tether._core import Module, Variable, modules
 from tether._core.module import adopt, structure_of, survey
 from tether._core.selection import unknown_path
@@ -25,7 +27,7 @@ def replace(model: Module, parts: dict[str, Any]) -> Module:
             the two cells; a new one unties a tied cell at this path alone.
     Raises:
         SelectionError: a path that names nothing.
-        StructureError: a part that is neither Module nor Variable.
+        StructureError: a part that is neither Module nor Variable, or not what stands at the path.
     Example:
         >>> model = nn.Sequential([nn.Linear(2, 3), nn.Linear(3, 1)])
         >>> tether.replace(model, {"[1]": nn.Linear(3, 5)})(jnp.ones(2)).shape
@@ -42,9 +44,10 @@ def replace(model: Module, parts: dict[str, Any]) -> Module:
                     "tether.view(model, path, setting=...)",
                 ],
             )
-    walk = _Walk(parts)
+    places = {path: _first_place(model, path) for path in parts}
+    walk = _Walk({places[path]: part for path, part in parts.items()})
     new = walk.module(model, "")
-    unused = [path for path in parts if path not in walk.used]
+    unused = [path for path, place in places.items() if place not in walk.used]
     if unused:
         known = [*structure_of(model).places, *(path for path, _ in survey(model).modules.values() if path)]
         raise unknown_path(unused[0], known, "there is nothing to replace at this path")
@@ -55,7 +58,8 @@ def replace(model: Module, parts: dict[str, Any]) -> Module:
 def map_modules(fn: Callable[[Any], Module], model: Module, select: type | tuple[type, ...]) -> Module:
     """A model with ``fn`` applied to each module of a class, sharing all the rest.
 
-    A module inside another one that ``fn`` is applied to is left to ``fn``.
+    A module inside another one that ``fn`` is applied to is left to ``fn``. One that stands in several places is mapped
+    once, and its result stands in all of them.
 
     Args:
         fn: Takes a module, returns the one in its place.
@@ -70,7 +74,32 @@ def map_modules(fn: Callable[[Any], Module], model: Module, select: type | tuple
     outer = {p: part for p, part in found.items() if not any(p != q and is_below(p, q) for q in found)}
     if "" in outer:
         return fn(model)
-    return replace(model, {path: fn(part) for path, part in outer.items()}) if outer else model
+    new = {id(part): fn(part) for part in outer.values()}
+    places = {path: new[id(part)] for path, part in survey(model).module_places.items() if id(part) in new}
+    places = {p: part for p, part in places.items() if not any(p != q and is_below(p, q) for q in places)}
+    return replace(model, places) if places else model
+
+
+def _first_place(model: Module, path: str) -> str:
+    """The path that begins with the first place of the module around, where that stands in several."""
+    walk = survey(model)
+    around = max(
+        (place for place in walk.module_places if place != path and is_below(path, place)), key=len, default=""
+    )
+    first = walk.modules[id(walk.module_places[around])][0]
+    return (first + path[len(around) :]).lstrip("." if not first else "")
+
+
+def _fitting(part: Module | Variable, stored: Module | Variable, path: str) -> Module | Variable:
+    if isinstance(part, Module) == isinstance(stored, Module):
+        return part
+    raise StructureError(
+        "replace: a Module takes the place of a Module, a Variable that of a Variable.",
+        at=path,
+        got=describe(part),
+        expected="a Module" if isinstance(stored, Module) else "a Variable",
+        fix="build a model that has the other part in its __init__",
+    )
 
 
 class _Walk:
@@ -91,9 +120,9 @@ class _Walk:
         return self._made[id(module)]
 
     def node(self, stored: Any, path: str) -> Any:
-        if path in self.parts and not isinstance(stored, tuple | dict):
+        if path in self.parts and isinstance(stored, Module | Variable):
             self.used.add(path)
-            return self.parts[path]
+            return _fitting(self.parts[path], stored, path)
         if isinstance(stored, Module):
             return self.module(stored, path)
         if isinstance(stored, tuple):
@@ -102,7 +131,8 @@ class _Walk:
         if isinstance(stored, FrozenDict):
             return FrozenDict({key: self.node(item, f"{path}[{key!r}]") for key, item in stored.items()})
         if isinstance(stored, Cells):
-            return Cells(stored.treedef, [self.node(variable, variable.label) for variable in stored.variables])
+            keys = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(stored.treedef, stored.variables))[0]
+            return Cells(stored.treedef, [self.node(v, path + jax.tree_util.keystr(key)) for key, v in keys])
         if holds_cells_or_modules(stored):
             new = copy.copy(stored)
             for field in dataclasses.fields(stored):

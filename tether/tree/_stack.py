@@ -21,7 +21,7 @@ def stack(members: Sequence[Module]) -> Module:
     """One module of many: each leaf has an axis of members in front.
 
     Args:
-        members: Modules of one structure and of equal shapes.
+        members: Modules of one structure (settings and modes, too) and of equal shapes.
     Returns:
         A stacked module (a copy), which ``tether.vmap`` maps over, one member a lane.
     Raises:
@@ -35,6 +35,7 @@ def stack(members: Sequence[Module]) -> Module:
     first = members[0]
     for place, member in enumerate(members):
         _check_like(member, first, f"member {place}")
+        _check_settings(member, first, f"member {place}")
     columns = zip(*(_frame.gather(variables_of(member)) for member in members), strict=True)
     values = dict(zip(variables_of(first), map(jnp.stack, columns), strict=True))
     return restacked(replace_values(first, values), 1)
@@ -80,8 +81,10 @@ def size(stacked: Module) -> int:
     """The number of members of a stacked module."""
     if not stacked._tether.stacked:
         raise StackedError(
-            "the module isn't stacked.",
+            "index: the module isn't stacked.",
             at=type(stacked).__name__,
+            got="a single module",
+            expected="a module of tether.stack, or one that tether.vmap made",
             fix=["tether.stack([first, second, ...])", "tether.vmap(lambda key: Layer(..., key=key))(keys)"],
         )
     values = _frame.gather(variables_of(stacked))
@@ -94,9 +97,20 @@ def _checked(stacked: Module, place: Any) -> Any:
         return place
     if not hasattr(place, "__index__") or not -count <= place.__index__() < count:
         raise ArgumentError(
-            "there is no such member.", got=describe(place), expected=f"a number in [{-count}, {count})"
+            "index: there is no such member.", got=describe(place), expected=f"a number in [{-count}, {count})"
         )
     return place
+
+
+def _check_settings(member: Module, like: Module, name: str) -> None:
+    if structure_of(member) != structure_of(like):
+        raise StructureError(
+            "stack: the modules differ in a setting, a mode or a tie.",
+            at=name,
+            got=repr(member),
+            expected=repr(like),
+            fix="one = tether.clone(first); tether.update(one, member)  # settings of the first, values of the member",
+        )
 
 
 def _check_like(member: Module, like: Module, name: str) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 from tether._core import Module, Param, Variable
 from tether._core.frame import peek
 from tether._core.module import structure_of, variables_of
-from tether._core.selection import matches, modules
+from tether._core.selection import matches
 from tether.errors import ArgumentError, describe
+from tether.tree._places import Places
 from tether.tree._table import Column, Table, binary, count
 
 __all__ = ["Row", "Summary", "summary"]
@@ -31,6 +32,7 @@ class Row:
         state: Number of elements in all other cells: statistics, caches, keys, constants.
         bytes: Size of all of these.
         below: Number of cells of modules below that this row counts.
+        same_as: For a module that lies in several places: the path that it is counted at.
     """
 
     path: str
@@ -41,6 +43,7 @@ class Row:
     state: int = 0
     bytes: int = 0
     below: int = 0
+    same_as: str = ""
 
     @property
     def parameters(self) -> int:
@@ -91,8 +94,8 @@ class Summary:
 def summary(module: Module, *, depth: int | None = None, select: Any = Variable) -> Summary:
     """A table of the modules in a model: path, class, own cells, parameters, bytes.
 
-    Every cell is counted once: a tied one at its first path, at the others its name says so. Looks at shapes
-    alone, so it works on what ``tether.eval_shape`` returns and inside transformations.
+    Every cell is counted once: a tied one, or one of a shared module, at its first path. Looks at shapes alone,
+    so it works on what ``tether.eval_shape`` returns and inside transformations.
 
     Args:
         module: The model.
@@ -110,22 +113,21 @@ def summary(module: Module, *, depth: int | None = None, select: Any = Variable)
     """
     _check(module, depth)
     chosen, trainable = set(matches(select, module)), set(matches(Param, module))
-    structure, cells = structure_of(module), variables_of(module)
-    parts = modules(module)
-    shown = {path: _at_depth(path, parts, depth) for path in parts}
-    rows = {path: Row(path, type(part).__name__) for path, part in parts.items() if shown[path] == path}
+    places, structure, cells = Places.of(module), structure_of(module), variables_of(module)
+    rows = {path: _empty_row(path, places) for path in places.modules if _has_row(path, places, depth)}
     for place, index in structure.places.items():
-        if cells[index] not in chosen:
+        owner, first = places.owner(place), structure.paths[index]
+        if cells[index] not in chosen or not places.is_first(owner):
             continue
-        owner, first = _owner(place, parts), structure.paths[index]
-        row = rows[shown[owner]]
+        row = rows[_at_depth(owner, places, depth)]
         if owner == row.path:
             row = dataclasses.replace(row, cells=(*row.cells, _line(place, owner, cells[index], first)))
         if place == first:
             row = _counted(row, cells[index], cells[index] in trainable, is_below=owner != row.path)
         rows[row.path] = row
     everything = len(chosen) == len(cells)
-    return Summary(row for row in rows.values() if everything or row.cells or row.below)
+    counted_in = {path: _at_depth(row.same_as or path, places, depth) for path, row in rows.items()}
+    return Summary(row for path, row in rows.items() if everything or _holds(rows[counted_in[path]]))
 
 
 def _check(module: Any, depth: Any) -> None:
@@ -145,18 +147,26 @@ def _check(module: Any, depth: Any) -> None:
         )
 
 
-def _owner(place: str, parts: dict[str, Module]) -> str:
-    """Path of the innermost module around a path, "" for the model itself."""
-    cuts = (i for i in range(len(place) - 1, 0, -1) if place[i] in ".[")
-    return next((place[:i] for i in cuts if place[:i] in parts), "")
+def _empty_row(path: str, places: Places) -> Row:
+    same = "" if places.is_first(path) else places.first_of(path)
+    return Row(path, type(places.modules[path]).__name__, same_as=same)
 
 
-def _at_depth(path: str, parts: dict[str, Module], depth: int | None) -> str:
+def _has_row(path: str, places: Places, depth: int | None) -> bool:
+    """Whether a module has a row: not too deep, and not in a shared one that has its rows elsewhere."""
+    return _at_depth(path, places, depth) == path and places.is_first(places.owner(path))
+
+
+def _at_depth(path: str, places: Places, depth: int | None) -> str:
     """The module at the given level, or above it, that this one is or lies in."""
     line = [path]
     while line[-1]:
-        line.append(_owner(line[-1], parts))
+        line.append(places.owner(line[-1]))
     return path if depth is None else line[max(len(line) - 1 - depth, 0)]
+
+
+def _holds(row: Row) -> bool:
+    return bool(row.cells or row.below)
 
 
 def _line(place: str, owner: str, cell: Variable, first: str) -> str:
@@ -175,6 +185,8 @@ def _counted(row: Row, cell: Variable, is_trainable: bool, is_below: bool) -> Ro
 
 
 def _lines(row: Row) -> list[str]:
+    if row.same_as:
+        return [f"the same as {row.same_as}"]
     more = f"and {row.below} in modules below" if row.cells else f"{row.below} in modules below"
     return [*row.cells, *([more] if row.below else [])]
 
