@@ -93,9 +93,9 @@ def draw(history: np.ndarray, path: Path) -> None:
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Trains a convolutional network on scikit-learn's handwritten digits.")
-    parser.add_argument("--epochs", type=int, default=20, help="passes over the training data (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=15, help="passes over the training data (%(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="images in a step (%(default)s)")
-    parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate (%(default)s)")
+    parser.add_argument("--rate", type=float, default=5e-3, help="highest learning rate (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, dropout and order (%(default)s)")
     parser.add_argument("--out", type=Path, default=RUNS, help="folder of the learning curves (runs/digits)")
     given = parser.parse_args()

@@ -129,9 +129,9 @@ def why_the_output_moves(devices):
     print("  Why: this mode normalizes a batch by the running statistics, and those remember b:")
     print(f"  each is {DECAY} times what it was, and {1 - DECAY:.1f} times the batch's own.")
     print(
-        f"  In the first channel the variance of a is {h.var(0)[0]:.2f}. The first time a was normalized by {var[0]:.2f}, now"
+        f"  In the first channel the variance of a is {h.var(0)[0]:.2f}. Then a was normalized by {var[0]:.2f}, now by"
     )
-    print(f"  by {stage[1].var[0]:.2f}, and so its output moved by up to {jnp.abs(third - first).max():.2f}.")
+    print(f"  {stage[1].var[0]:.2f}, and so its output moved by up to {jnp.abs(third - first).max():.2f}.")
     print('  Where earlier batches should not count, take mode="batch"; or evaluate, which changes nothing:')
     evaluating = jax.vmap(stage.eval(), axis_name="batch")
     check("in evaluation a gives the same output twice", bool((evaluating(a) == evaluating(a)).all()))

@@ -74,7 +74,7 @@ def test_missing_package_is_named_with_the_remedy(module: str, package: str, tmp
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [("--epochs", "0"), ("--batch", "1"), ("--batch", "1438"), ("--epochs", "many")])
+@pytest.mark.parametrize("arguments", [("--epochs", "0"), ("--batch", "1438")])
 def test_wrong_option_is_refused(arguments: tuple[str, ...]):
     result = run(*arguments)
     assert result.returncode == 2 and "error:" in result.stderr and "Traceback" not in result.stderr

@@ -105,13 +105,14 @@ class Frame:
 
         Call it inside the JAX transformation. Afterwards the Frame holds no traced value.
         """
-        self.values, self.given, self.home = dict(values), frozenset(values), _trace.current()
-        thread.frames.append(self)
-        try:
+        depth = len(thread.frames)
+        try:  # a signal may come right after the append: it, too, finds the stack cut back
+            self.values, self.given, self.home = dict(values), frozenset(values), _trace.current()
+            thread.frames.append(self)
             out = fun()
             return out, list(self.written), [self.values[variable] for variable in self.written]
         finally:
-            thread.frames.pop()
+            del thread.frames[depth:]
             self.values, self.children = {}, {}
             self.home = self.outer = self.lane = None
 
@@ -131,7 +132,11 @@ def read(variable: Variable) -> Any:
         _missed(frame, variable)
         now = frame.outer
     _check_crossing(variable, _trace.crossed(now, _home(variable)), "read")
-    value = variable._value
+    return _alive(variable, variable._value)
+
+
+def _alive(variable: Variable, value: Any) -> Any:
+    """The value, unless it belongs to a trace that is over."""
     if isinstance(value, jax.core.Tracer) and _trace.owner(value) not in _trace.chain(_trace.current()):
         raise LeakError(
             "a Variable was read outside the transformation that made it.",
@@ -175,14 +180,19 @@ def write(variable: Variable, value: Any) -> None:
     frame.written[variable] = None
 
 
+def is_deleted(value: Any) -> bool:
+    """Whether a donated call consumed the buffer of a value."""
+    return isinstance(value, jax.Array) and _trace.owner(value) is None and value.is_deleted()
+
+
 def peek(variable: Variable) -> Any:
-    """The value that a write is checked against: no read is recorded."""
+    """The value as it is, for its shape and dtype: no read is recorded, and nothing is crossed."""
     for frame in reversed(thread.frames):
         if frame.birth < variable.birth:
             break
         if variable in frame.values:
             return frame.values[variable]
-    return variable._value
+    return _alive(variable, variable._value)
 
 
 def _check_crossing(variable: Variable, traces: list[Any], action: str) -> None:
@@ -194,7 +204,10 @@ def _check_crossing(variable: Variable, traces: list[Any], action: str) -> None:
                 at=variable.describe(),
                 got=f"a {action} inside {name}, which would bake the value in as a constant",
                 expected="a Tether transformation around every use of a module made outside",
-                fix=_fixes(name, [f"pass the values in: {name} of tether.pure(f)"]),
+                fix=_fixes(
+                    name,
+                    ["p = tether.pure(f), a plain function: jax.jit(p)(p.values(), ...) returns (out, new_values)"],
+                ),
             )
     stopped_in = variable.stopped() if variable.stopped is not None else None
     if stopped_in is not None and stopped_in in traces:
@@ -209,7 +222,7 @@ def _check_crossing(variable: Variable, traces: list[Any], action: str) -> None:
 
 def _fixes(name: str, others: list[str]) -> list[str]:
     """The transformation to use instead; make_jaxpr and eval_shape trace as jit does."""
-    ours = name.replace("jax.", "tether.")
+    ours = name.replace("jax.", "tether.").replace(".lax", "")
     return [f"{ours}(f) in place of {name}(f)", *others] if name in _OURS else others or ["tether.jit around the whole"]
 
 
@@ -240,11 +253,18 @@ def _lowered(variable: Variable, value: Any, traces: list[Any]) -> Any:
     return value
 
 
-def gather(variables: Sequence[Variable]) -> list[Any]:
-    """The values of many Variables: one C call where no trace is about."""
-    if not thread.frames and _trace.current() is _trace.EVALUATING:
+def gather(variables: Sequence[Variable], settled: bool = False) -> list[Any]:
+    """The values of many Variables: one C call where no trace is about.
+
+    ``settled`` says that none of them was born in a trace, and so none can have been smuggled out of one.
+    """
+    if not thread.frames and _trace.current() is _trace.EVALUATING and (settled or all(map(_is_settled, variables))):
         return list(map(get_value, variables))
     return [read(variable) for variable in variables]
+
+
+def _is_settled(variable: Variable) -> bool:
+    return variable.home is None
 
 
 def write_back(variables: Sequence[Variable], values: Iterable[Any]) -> None:

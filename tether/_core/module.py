@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import abc
 import copy
+import dataclasses
 import functools
 import inspect
+import reprlib
 from collections.abc import Callable, Iterator
 from typing import Any, dataclass_transform
 
@@ -30,9 +32,18 @@ from tether._core.structure import (
     holds_cells_or_modules,
     mapped,
     materialized,
+    static_key,
 )
 from tether._core.variable import Cells, Not, Rng, Variable
-from tether.errors import DeclarationError, SealedError, StackedError, TetherError, describe
+from tether.errors import (
+    ArgumentError,
+    DeclarationError,
+    SealedError,
+    StackedError,
+    StateLostError,
+    TetherError,
+    describe,
+)
 
 _MISSING: Any = object()
 
@@ -47,6 +58,7 @@ class Info:
         "frozen",
         "label",
         "sealed",
+        "settled",
         "stacked",
         "structure",
         "token",
@@ -63,6 +75,7 @@ class Info:
         self.label = ""
         self.birth = next(_frame.births)
         self.structure: Structure | None = None
+        self.settled: bool | None = None  # whether no Variable was born in a trace
         self.variables: tuple[Variable, ...] = ()
         self.views: dict[Any, Any] = {}
         self.token: Any = None  # views of one kind share one, whose identity stands for them in caches
@@ -90,7 +103,7 @@ class CellAttribute:
         raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}", name=self.name, obj=module)
 
     def __set__(self, module: Any, value: Any) -> None:
-        module.__setattr__(self.name, value)
+        Module.__setattr__(module, self.name, value)  # not the class's own: that of a frozen dataclass refuses
 
 
 def adopt(module: Module) -> None:
@@ -103,8 +116,10 @@ def adopt(module: Module) -> None:
 
 
 def _flatten(module: Module) -> tuple[list[Any], Structure]:
-    structure = structure_of(module)
-    return _frame.gather(module._tether.variables), structure
+    structure, info = structure_of(module), module._tether
+    if info.settled is None:
+        info.settled = all(variable.home is None for variable in info.variables)
+    return _frame.gather(info.variables, info.settled), structure
 
 
 def _flatten_with_keys(module: Module) -> tuple[list[Any], Structure]:
@@ -186,6 +201,17 @@ class Module(_Typed, metaclass=ModuleMeta):
         info, around = self._tether, _frame.thread.training
         return info.training if info.explicit or around is None else around
 
+    @training.setter
+    def training(self, value: bool) -> None:
+        if self._tether.sealed:
+            raise SealedError(
+                "the mode of a finished module can't be assigned.",
+                at=f"{self._tether.label or 'the module itself'}  ({type(self).__name__})",
+                got=f"training = {value!r}",
+                fix=["model.eval() and model.train() are views in a mode", "model(x, training=False) for one call"],
+            )
+        self._tether.training = bool(value)
+
     def eval(self) -> Any:
         """A view in evaluation mode; parts that were set explicitly keep theirs."""
         return _view.make_view(self, None, {"training": False}, depth=1)
@@ -211,11 +237,14 @@ class Module(_Typed, metaclass=ModuleMeta):
     def __delattr__(self, name: str) -> None:
         if self._tether.sealed:
             raise _sealed_error(self, name, _MISSING)
-        vars(self).pop(name)
+        if name not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        del vars(self)[name]
 
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *vars(self)} - {"_tether"})
 
+    @reprlib.recursive_repr()
     def __repr__(self) -> str:
         fields = (f"{name}={_short(stored)}" for name, stored in vars(self).items())
         return f"{type(self).__name__}({', '.join(fields)})"
@@ -230,12 +259,12 @@ class Module(_Typed, metaclass=ModuleMeta):
         return new
 
     def __getstate__(self) -> Any:
-        return dict(vars(self)), self._tether.flags(), self._tether.sealed
+        return dict(vars(self)), self._tether.flags(), self._tether.sealed, self._tether.label
 
     def __setstate__(self, state: Any) -> None:
-        fields, flags, sealed = state
+        fields, flags, sealed, path = state
         self._tether.restore(flags)
-        self._tether.sealed = sealed
+        self._tether.sealed, self._tether.label = sealed, path
         vars(self).update(fields)
         for name, stored in fields.items():
             if _needs_descriptor(stored):
@@ -244,6 +273,8 @@ class Module(_Typed, metaclass=ModuleMeta):
 
 def survey(module: Module) -> Survey:
     """One walk over a module's objects."""
+    if not isinstance(module, Module):
+        raise ArgumentError("a Module was expected.", got=describe(module), expected="a Module")
     if not module._tether.sealed:
         raise DeclarationError(
             "a module is used as a tree before its constructor has returned.",
@@ -255,9 +286,10 @@ def survey(module: Module) -> Survey:
 
 def structure_of(module: Module) -> Structure:
     """The Structure of a module; its Variables then stand in ``module._tether.variables``, in order."""
-    info = module._tether
-    if info.structure is None:
+    info = getattr(module, "_tether", None)
+    if info is None or info.structure is None:
         walk = survey(module)
+        info = module._tether
         info.variables, info.structure = tuple(walk.variables), walk.structure()
     return info.structure
 
@@ -302,7 +334,9 @@ def _sealed_value(stored: Any, name: str) -> Any:
         items = [_sealed_value(item, f"{name}[{i}]") for i, item in enumerate(stored)]
         return type(stored)(*items) if hasattr(stored, "_fields") else tuple(items)
     if isinstance(stored, dict):
-        keys = sorted(stored) if len({type(key) for key in stored}) == 1 else list(stored)
+        keys = sorted(
+            stored, key=lambda key: (type(key).__qualname__, key if isinstance(key, str | int) else repr(key))
+        )
         return FrozenDict({key: _sealed_value(stored[key], f"{name}[{key!r}]") for key in keys})
     _check_declared(stored, name)
     if holds_cells_or_modules(stored):
@@ -314,6 +348,7 @@ def _check_declared(value: Any, name: str) -> None:
     known = Module | Variable | Cells | Static | Reference
     if isinstance(value, (known, dict, list, tuple, type)):
         return  # what is inside a container is looked at when the module is sealed
+    _check_nothing_hidden(value, name)
     is_ours = lambda part: isinstance(part, Module | Variable | Cells)
     arrays = [x for x in jax.tree.leaves(value, is_leaf=is_ours) if isinstance(x, jax.Array | np.ndarray | np.generic)]
     if arrays:
@@ -324,6 +359,27 @@ def _check_declared(value: Any, name: str) -> None:
             got=describe(value),
             expected="Param (trained), State (written by forward passes) or Constant",
             fix=[f"self.{attribute} = tether.{kind}(...)" for kind in ("Param", "State", "Constant")],
+        )
+
+
+def _check_nothing_hidden(value: Any, name: str) -> None:
+    """No module in a place that is no container: its Variables would be found by nobody."""
+    if isinstance(value, set | frozenset | functools.partial):
+        hides = contains(value, modules=True)
+    elif inspect.isroutine(value) or dataclasses.is_dataclass(value):
+        hides = False
+    else:
+        hides = any(contains(part, modules=True) for part in list(getattr(value, "__dict__", {}).values()))
+    if hides:
+        raise DeclarationError(
+            "a module or Variable is hidden in something that is no container.",
+            at=name,
+            got=describe(value),
+            expected="an attribute, or a list, tuple, dict or dataclass of modules and Variables",
+            fix=[
+                "hold it in a list or dict",
+                f"derive {type(value).__name__} from tether.Module, or make it a dataclass",
+            ],
         )
 
 
@@ -350,6 +406,9 @@ def _write(module: Module, name: str, value: Any) -> None:
     if new_treedef != treedef or any(isinstance(item, Module) for item in new):
         raise _sealed_error(module, name, value)
     pairs = [(cell, item) for cell, item in zip(cells, new, strict=True) if isinstance(cell, Variable)]
+    settings = [(old, item) for old, item in zip(cells, new, strict=True) if not isinstance(old, Variable)]
+    if any(old is not item and static_key(old) != static_key(item) for old, item in settings):
+        raise _sealed_error(module, name, value)
     values = [_variable.coerced(cell, item) for cell, item in pairs]
     for (cell, _), item in zip(pairs, values, strict=True):
         _frame.write(cell, item)
@@ -360,6 +419,8 @@ def _plain(stored: Any) -> Any:
         return [_plain(item) for item in stored]
     if isinstance(stored, dict):
         return {key: _plain(item) for key, item in stored.items()}
+    if dataclasses.is_dataclass(stored) and not isinstance(stored, type | Module):
+        return {field.name: _plain(getattr(stored, field.name)) for field in dataclasses.fields(stored)}
     return stored
 
 
@@ -401,11 +462,11 @@ def _sealed_error(module: Module, name: str, value: Any) -> SealedError:
     if value is _MISSING:
         what, fix = "deleted", ["build the module without it"]
     elif name in vars(module):
-        what = "replaced"
-        fix = [
-            f"tether.replace(model, {{{path!r}: new}}) makes a model with that part replaced, sharing the rest",
-            f"tether.view(model, {name}=...) makes a view with another setting",
-        ]
+        what, stored = "replaced", vars(module)[name]
+        place = path if isinstance(stored, Module | Variable) else f"{path}[0]" if isinstance(stored, tuple) else path
+        fix = [f"tether.replace(model, {{{place!r}: new}}) makes a model with that part replaced, sharing the rest"]
+        if not contains(stored, modules=True):
+            fix = [f"tether.view(model, {name}=...) makes a view with another setting"]
     else:
         what, fix = "added", [f"assign self.{name} in __init__ (a State, if forward passes write it)"]
     return SealedError(
@@ -441,6 +502,7 @@ def _wrapped_call(call: Callable[..., Any]) -> Callable[..., Any]:
             with jax.named_scope(_scope_name(self)):
                 return call(self, *args, **kwargs)
         except Exception as error:
+            _say_deleted(error, self)
             _say_where(error, self, args)
             raise
         finally:
@@ -474,6 +536,30 @@ def _say_where(error: Exception, module: Module, args: tuple[Any, ...]) -> None:
     else:
         error.add_note(f"in {where}, called with {', '.join(map(describe, args)) or 'no positional arguments'}")
     error._tether_said = True  # type: ignore[attr-defined]
+
+
+def _say_deleted(error: Exception, module: Module) -> None:
+    """Turns JAX's word on a deleted array into an error with the path."""
+    if not (isinstance(error, RuntimeError) and "deleted" in str(error)) or isinstance(error, TetherError):
+        return
+    values = [(variable, variable._value) for variable in variables_of(module)]
+    lost = [v for v, value in values if _frame.is_deleted(value)]
+    if lost:
+        raise state_lost(lost) from error
+
+
+def state_lost(variables: list[Variable]) -> StateLostError:
+    """The error for Variables whose buffer a donated call consumed."""
+    return StateLostError(
+        "state was lost: its buffer was given away to a donated call.",
+        at=", ".join(variable.describe() for variable in variables[:3]) + (" and more" if len(variables) > 3 else ""),
+        got="an array that a donated call consumed, in a cell that it did not write",
+        expected="an array of the cell's own",
+        fix=[
+            "tether.clone(model) or tether.snapshot(model) before the donated call: a plain tree map shares buffers",
+            "tether.jit(f), without donate_state=True, keeps old buffers",
+        ],
+    )
 
 
 def _stacked_error(module: Module) -> StackedError:

@@ -15,9 +15,11 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
+
 from tether._core.module import Module, structure_of, survey, variables_of
 from tether._core.structure import Structure, is_below, is_trainable
-from tether._core.variable import Not, Param, Variable
+from tether._core.variable import Cells, Not, Param, Variable
 from tether.errors import SelectionError, describe
 
 
@@ -106,12 +108,12 @@ def compiled(pattern: str) -> Callable[[str], Any]:
     return re.compile("".join(parts.get(c, re.escape(c)) for c in pattern)).fullmatch
 
 
-def unknown_path(pattern: str, known: Iterable[str], what: str = "a path names nothing") -> SelectionError:
+def unknown_path(pattern: str, known: Iterable[str], what: str = "select: a path names nothing") -> SelectionError:
     """The error for a path that isn't there, with those that look like it."""
     known = list(known)
     close = difflib.get_close_matches(pattern, known, 3, 0.4) or known[:3]
     return SelectionError(
-        f"select: {what}.",
+        f"{what}.",
         got=repr(pattern),
         expected=f"one of {len(known)} paths, such as {', '.join(map(repr, close)) or '(the module holds nothing)'}",
         fix="tether.summary(model) prints every path; '*' stands for any characters",
@@ -139,6 +141,8 @@ def variables(of: Any, select: Any = Variable) -> dict[str, Variable]:
     """
     if isinstance(of, Variable):
         return {of.label: of}
+    if isinstance(of, Cells):
+        return variables(jax.tree.unflatten(of.treedef, of.variables), select)
     if isinstance(of, Module):
         paths = structure_of(of).paths
         chosen = set(matches(select, of))
@@ -168,10 +172,10 @@ def cell(module: Module, path: str) -> Variable:
             part = vars(part).get(name) if isinstance(part, Module) else None
         if isinstance(part, Variable):
             return part
-        raise unknown_path(path, vars(module), "there is no cell at this path")
+        raise unknown_path(path, vars(module), "cell: there is no cell at this path")
     places = structure_of(module).places
     if path not in places:
-        raise unknown_path(path, places, "there is no cell at this path")
+        raise unknown_path(path, places, "cell: there is no cell at this path")
     return variables_of(module)[places[path]]
 
 

@@ -60,13 +60,24 @@ class FrozenDict(dict):
     def _sealed(self, *_: Any, **__: Any) -> Any:
         raise SealedError(
             "a dict of a module can't be changed after construction.",
-            fix=["build the dict in __init__", "tether.replace(model, {path: new}) makes a model with a part replaced"],
+            fix=[
+                "write all its cells: model.weights = {**model.weights, 'a': new}",
+                "build the dict in __init__, or tether.replace(model, {path: new}) for a model with another part",
+            ],
         )
 
     __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = __ior__ = _sealed
 
     def __reduce__(self) -> Any:
         return FrozenDict, (dict(self),)
+
+
+jax.tree_util.register_pytree_with_keys(
+    FrozenDict,
+    lambda items: ([(jax.tree_util.DictKey(key), item) for key, item in items.items()], tuple(items)),
+    lambda keys, items: FrozenDict(zip(keys, items, strict=True)),
+    lambda items: (list(items.values()), tuple(items)),
+)
 
 
 class StaticKey:
@@ -157,12 +168,14 @@ def _hashed(value: Any) -> Any:
 def _unhashable(value: Any, name: str, nested: bool) -> Any:
     if nested:
         return _Same(value)  # captured by a function: the same object is the same program
+    is_argument = name.startswith("argument ")
+    mark = "pass tether.Static(value), and read its .value" if is_argument else "tether.Static(value) in its place"
     raise StaticError(
         "a setting can't be compared by value, so compilations could not be shared.",
         at=name or None,
         got=f"{type(value).__qualname__}, which is not hashable",
-        expected="a hashable setting, a dict or dataclass of those, or a Param, State or Constant",
-        fix=["give its class __eq__ and __hash__", f"self.{name.rpartition('.')[2]} = tether.Static(value)"],
+        expected="something hashable, or a dict or dataclass of that; arrays belong in a Param, State or Constant",
+        fix=["give its class __eq__ and __hash__", f"{mark}: it is then compared by identity"],
     )
 
 
@@ -275,7 +288,8 @@ class Survey:
             place = joined(path, name) if is_named else path
             fields.append((name, self._node(stored, place)))
         for name in info.frozen:
-            self.frozen.add(self.places[joined(path, name)])
+            if joined(path, name) in self.places:  # a part may have been replaced since
+                self.frozen.add(self.places[joined(path, name)])
         self._inside = around
         return ("module", type(module), info.flags(), tuple(fields))
 
@@ -333,9 +347,11 @@ def contains(stored: Any, modules: bool) -> bool:
         return True
     if hasattr(stored, "_tether"):
         return modules
+    if isinstance(stored, functools.partial):
+        return contains((stored.func, stored.args, stored.keywords), modules)
     if isinstance(stored, dict):
         return any(contains(item, modules) for item in stored.values())
-    if isinstance(stored, tuple | list):
+    if isinstance(stored, tuple | list | set | frozenset):
         return any(contains(item, modules) for item in stored)
     if dataclasses.is_dataclass(stored) and not isinstance(stored, type):
         return any(contains(getattr(stored, field.name), modules) for field in dataclasses.fields(stored))

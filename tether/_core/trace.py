@@ -26,8 +26,10 @@ _NAMES = {
     "JVPTrace": "grad",
     "BatchTrace": "vmap",
     "ShardMapTrace": "shard_map",
-    "while_body": "while_loop",
-    "while_cond": "while_loop",
+    "scan": "lax.scan",
+    "cond": "lax.cond",
+    "while_body": "lax.while_loop",
+    "while_cond": "lax.while_loop",
 }
 
 

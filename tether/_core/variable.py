@@ -17,7 +17,7 @@ import numpy as np
 
 from tether._core import frame as _frame
 from tether._core import trace as _trace
-from tether.errors import ArgumentError, DtypeError, ShapeError, describe
+from tether.errors import ArgumentError, DtypeError, SealedError, ShapeError, describe
 
 _REDUCTIONS = ("mean", "sum", "discard")
 
@@ -140,7 +140,7 @@ class State(Variable):
 
 
 class Constant(Variable):
-    """An array that nobody writes."""
+    """An array that nobody writes; only ``tether.update`` and ``tether.place`` give it another value."""
 
     __slots__ = ()
 
@@ -170,6 +170,15 @@ class Cells:
 
     def __init__(self, treedef: Any, variables: list[Variable]):
         self.treedef, self.variables = treedef, tuple(variables)
+
+    @property
+    def value(self) -> Any:
+        """The pytree as seen from here; it is written whole."""
+        return self.read()
+
+    @value.setter
+    def value(self, tree: Any) -> None:
+        self.assign(tree)
 
     def read(self) -> Any:
         return jax.tree.unflatten(self.treedef, [_frame.read(variable) for variable in self.variables])
@@ -221,16 +230,17 @@ def is_key(value: Any) -> bool:
     return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def as_key(value: Any) -> jax.Array:
+def as_key(value: Any, at: str | None = None) -> jax.Array:
     """A typed key of a typed key, a legacy key or a seed."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return jax.random.key(value)
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return jax.random.key(int(value))
     if is_key(value):
         return value
     if getattr(value, "dtype", None) == np.uint32 and np.ndim(value) >= 1:
         return jax.random.wrap_key_data(jnp.asarray(value))
     raise DtypeError(
         "a PRNG key was expected.",
+        at=at,
         got=describe(value),
         expected="jax.random.key(seed), a legacy uint32 key, or a seed",
         fix="jax.random.key(0)",
@@ -265,6 +275,16 @@ def strong(value: Any) -> Any:
 
 def assign(variable: Variable, new: Any) -> None:
     """A user's write: checked against the current value, then written where it belongs."""
+    if isinstance(variable, Constant):
+        raise SealedError(
+            "a Constant can't be written.",
+            at=variable.describe(),
+            got=describe(new),
+            fix=[
+                "declare a State, if forward passes write it",
+                "tether.update(model, {path: value}) to load another value",
+            ],
+        )
     _frame.write(variable, coerced(variable, new))
 
 
@@ -282,7 +302,7 @@ def coerced(variable: Variable, new: Any) -> Any:
             fix=["assign the array", "tether.replace(model, {path: variable}) makes a model with that cell replaced"],
         )
     if is_key(old) and not is_key(new):
-        new = as_key(new)
+        new = as_key(new, at=variable.describe())
     elif not isinstance(new, jax.Array):
         new = _as_array(variable, new, old)
     if new.shape != old.shape:
@@ -300,23 +320,28 @@ def coerced(variable: Variable, new: Any) -> Any:
 
 
 def _as_array(variable: Variable, new: Any, old: Any) -> Any:
+    is_whole = isinstance(new, int) and not isinstance(new, bool) and jnp.issubdtype(old.dtype, jnp.integer)
     try:
-        return jnp.asarray(new)
-    except (TypeError, ValueError) as error:
+        return jnp.asarray(np.asarray(new, old.dtype) if is_whole else new)
+    except (TypeError, ValueError, OverflowError) as error:
         raise DtypeError(
-            "a write of something that is no array.", at=variable.describe(), got=describe(new), expected=describe(old)
+            "a write of something that the Variable can't hold.",
+            at=variable.describe(),
+            got=describe(new),
+            expected=describe(old),
+            fix=f"an array or number that fits {old.dtype}",
         ) from error
 
 
-_RANKS = ((jnp.bool_, 0), (jnp.integer, 1), (jnp.floating, 2), (jnp.complexfloating, 3))
+_KINDS = (jnp.bool_, jnp.unsignedinteger, jnp.signedinteger, jnp.floating, jnp.complexfloating)
 
 
 def _rank(dtype: Any) -> int:
-    return next((rank for kind, rank in _RANKS if jnp.issubdtype(dtype, kind)), 4)
+    return next((rank for rank, kind in enumerate(_KINDS) if jnp.issubdtype(dtype, kind)), len(_KINDS))
 
 
 def _cast(variable: Variable, new: Any, old: Any) -> Any:
-    if _rank(new.dtype) <= _rank(old.dtype) < 4:
+    if _rank(new.dtype) <= _rank(old.dtype) < len(_KINDS):
         return new.astype(old.dtype)
     raise DtypeError(
         "a write would lose what the Variable's dtype can't hold.",

@@ -8,10 +8,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import numpy as np
+
 from tether._core import trace as _trace
 from tether._core.module import Module, each_module, structure_of, survey, variables_of
 from tether._core.selection import compiled, is_selection, matches, unknown_path
-from tether._core.structure import Structure, Survey, is_below, joined, static_key
+from tether._core.structure import Structure, Survey, contains, is_below, joined, static_key
 from tether._core.variable import Not, Variable
 from tether.errors import ArgumentError, SelectionError, UnusedViewWarning, describe
 
@@ -101,6 +104,8 @@ def _changed(module: Module, select: Any, settings: dict[str, Any]) -> Structure
 
 
 def _apply(old: Module, new: Module, select: Any, settings: dict[str, Any]) -> None:
+    if not isinstance(settings.get("trainable", True), bool):
+        raise ArgumentError("view: trainable is True or False.", got=describe(settings["trainable"]))
     if "trainable" in settings:
         _set_trainable(old, new, select, settings["trainable"])
     settings = {name: value for name, value in settings.items() if name != "trainable"}
@@ -112,6 +117,7 @@ def _apply(old: Module, new: Module, select: Any, settings: dict[str, Any]) -> N
             _set_training(parts, value, explicit=select is not None)
             continue
         holders = [part for part in parts if name in vars(part)]
+        _check_setting(holders, name, value)
         if not holders:
             raise ArgumentError(
                 f"view: no selected module has the setting {name!r}.",
@@ -120,6 +126,21 @@ def _apply(old: Module, new: Module, select: Any, settings: dict[str, Any]) -> N
             )
         for part in holders:
             vars(part)[name] = value
+
+
+def _check_setting(holders: list[Module], name: str, value: Any) -> None:
+    if any(contains(vars(part)[name], modules=True) for part in holders):
+        raise ArgumentError(
+            f"view: {name!r} is no setting: it holds a cell or a module.",
+            at=", ".join(sorted({type(part).__name__ for part in holders})),
+            fix=[
+                f"tether.bind(model, {{{name!r}: array}}) for another value",
+                f"tether.replace(model, {{{name!r}: part}})",
+            ],
+        )
+    if isinstance(value, jax.Array | np.ndarray):
+        raise ArgumentError(f"view: {name!r} can't be an array.", got=describe(value), expected="a hashable setting")
+    static_key(value, name)
 
 
 def _set_training(parts: list[Module], value: Any, explicit: bool) -> None:
@@ -153,7 +174,7 @@ def _selected_modules(old: Module, new: Module, select: Any) -> list[Module]:
     others = {id(part): [place for place, p in survey(old).module_places.items() if p is part] for _, part, _ in pairs}
     tops = {path for path, before, _ in pairs if any(_names(select, place, before) for place in others[id(before)])}
     if not tops:
-        raise unknown_path(str(select), [path for path, _, _ in pairs if path], "no module is selected")
+        raise unknown_path(str(select), [path for path, _, _ in pairs if path], "view: no module is selected")
     return [after for path, _, after in pairs if any(is_below(path, top) for top in tops)]
 
 

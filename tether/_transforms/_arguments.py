@@ -109,7 +109,7 @@ class StaticArguments:
     def name(self, position: int) -> str:
         """The name of a positional argument."""
         names = list(parameters(self.fun))
-        return names[position] if position < len(names) else f"argument {position}"
+        return names[position] if position < len(names) else str(position)
 
 
 def _is_default(number: Any, fun: Callable[..., Any], count: int) -> bool:

@@ -13,11 +13,11 @@ import numpy as np
 from tether._core.discovery import Reach
 from tether._core.module import Module, structure_of
 from tether._core.random import streams
-from tether._core.structure import static_key
+from tether._core.structure import FrozenDict, static_key
 from tether._core.variable import Cells, Variable
 from tether._transforms._arguments import parameters
 
-_BUILTIN_NODES = (list, tuple, dict, type(None))
+_BUILTIN_NODES = (list, tuple, dict, FrozenDict, type(None))
 
 
 def is_stateful(value: Any) -> bool:
@@ -56,7 +56,7 @@ def split(value: Any, mark: Callable[[Any], Any], leaves: list[Any]) -> Any:
     """Puts the dynamic leaves of one argument into ``leaves``; returns a key of all the rest."""
     if isinstance(value, jax.Array):
         leaves.append(value)
-        return value.shape, value.dtype, value.weak_type
+        return value.shape, value.dtype, getattr(value, "weak_type", False)  # a typed key has none
     if is_stateful(value):
         return mark(value)
     parts, treedef = jax.tree.flatten(value, is_leaf=is_stateful)

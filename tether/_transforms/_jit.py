@@ -23,13 +23,12 @@ from tether._core import frame as _frame
 from tether._core import trace as _trace
 from tether._core.discovery import Reach
 from tether._core.lift import unpack
-from tether._core.module import structure_of, variables_of
+from tether._core.module import state_lost, structure_of, variables_of
 from tether._core.structure import static_key
 from tether._core.variable import Variable, own_copy
 from tether._transforms import _arguments
 from tether._transforms._call import identity, joined, likeness, reach_of, split
 from tether._transforms._program import Program, StaleProgram, traced
-from tether.errors import StateLostError
 
 _MOST_PROGRAMS = 256  # of one function, kept for modules to come
 
@@ -112,7 +111,7 @@ class Jit:
         else:
             plan = self._trace(found, args, kwargs, leaves)
             out = self._run(plan, leaves)
-        if plan is not found.plans[0]:
+        if len(found.plans) > 1 and plan in found.plans:
             found.plans.remove(plan)
             found.plans.insert(0, plan)
         plan.is_new, self._last = False, plan.program
@@ -122,10 +121,18 @@ class Jit:
         """The lowered program for these arguments, as ``jax.jit(f).lower`` gives it; nothing runs."""
         leaves: list[Any] = []
         found = self._make_plans(self._key(args, kwargs, identity, leaves), args, kwargs, leaves)
-        plan = found.plans[0] if found.plans else self._trace(found, args, kwargs, leaves)
-        self._last = plan.program
+        for plan in found.plans:
+            try:
+                return self._lowered(plan, leaves)
+            except StaleProgram:
+                continue
+        return self._lowered(self._trace(found, args, kwargs, leaves), leaves)
+
+    def _lowered(self, plan: _Plan, leaves: list[Any]) -> Any:
         run = plan.program.run_donating if self._donate else plan.program.run
-        return run.lower(_frame.gather(plan.donated), _frame.gather(plan.kept), leaves)
+        lowered = run.lower(_frame.gather(plan.donated), _frame.gather(plan.kept), leaves)
+        self._last = plan.program
+        return lowered
 
     def _key(self, args: Any, kwargs: Any, mark: Any, leaves: list[Any]) -> tuple[Any, ...]:
         static = self._static
@@ -134,10 +141,13 @@ class Jit:
             key += [split(arg, mark, leaves) for arg in args]
         else:
             at = static.positions(len(args))
-            key += [static_key(a, static.name(i)) if i in at else split(a, mark, leaves) for i, a in enumerate(args)]
+            key += [
+                static_key(a, f"argument {static.name(i)}") if i in at else split(a, mark, leaves)
+                for i, a in enumerate(args)
+            ]
         for name in sorted(kwargs) if kwargs else ():
             value = kwargs[name]
-            key += name, static_key(value, name) if name in static.names else split(value, mark, leaves)
+            key += name, static_key(value, f"argument {name}") if name in static.names else split(value, mark, leaves)
         return tuple(key)
 
     def _make_plans(self, key: Any, args: Any, kwargs: Any, leaves: list[Any]) -> _Plans:
@@ -208,9 +218,9 @@ class Jit:
 
     def _run_donating(self, plan: _Plan, leaves: list[Any]) -> Any:
         donated = list(map(_frame.get_value, plan.donated))
-        if plan.is_new:  # a first call compiles, in Python, where a signal can come between: it consumes copies
-            donated = [own_copy(value) for value in donated]
         try:
+            if plan.is_new:  # a first call compiles, in Python, where a signal can come between: it consumes copies
+                donated = [own_copy(value) for value in donated]
             return _donated(plan, donated, leaves)
         except (ValueError, RuntimeError) as error:
             _say_deleted(error, plan)
@@ -316,15 +326,6 @@ def _commit(plan: _Plan, leaves: list[Any]) -> None:
 
 def _say_deleted(error: BaseException, plan: _Plan) -> None:
     """Turns JAX's word on a deleted array into an error with the path."""
-    lost = [v for v in [*plan.donated, *plan.kept] if isinstance(v._value, jax.Array) and v._value.is_deleted()]
+    lost = [variable for variable in [*plan.donated, *plan.kept] if _frame.is_deleted(variable._value)]
     if lost:
-        raise StateLostError(
-            "jit: state was lost, its buffer given away to a donated call.",
-            at=", ".join(variable.describe() for variable in lost[:3]) + (" and more" if len(lost) > 3 else ""),
-            got="an array that a donated call consumed and did not replace",
-            expected="the value after that call",
-            fix=[
-                "restore from a tether.snapshot(model)",
-                "tether.jit(f), without donate_state=True, keeps old buffers",
-            ],
-        ) from error
+        raise state_lost(lost) from error

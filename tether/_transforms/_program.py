@@ -33,20 +33,37 @@ class Program:
         is_closed: Whether it holds no value of a trace around, and so may be kept.
     """
 
-    def __init__(self, name: str, jaxpr: Any, written: list[int], packed: Packed, count: int):
-        used = _used(jaxpr, count)
+    def __init__(
+        self, name: str, traced: Any, values: list[Any], leaves: list[Any], written: list[int], packed: Packed
+    ):
+        count, jaxpr = len(values), traced.jaxpr
+        around = len(_inputs(jaxpr)) - count - len(leaves)  # values of a trace around come first
+        used = _used(jaxpr, around, count)
         self.packed, self.written, self.traces = packed, written, 1
         self.donated = [i for i in range(count) if used[i] and i in set(written)]
         self.kept = [i for i in range(count) if used[i] and i not in set(written)]
-        self.is_closed = not any(isinstance(const, jax.core.Tracer) for const in jaxpr.consts)
+        self.is_closed = around == 0
         self.reads: tuple[str, ...] = ()
         self.writes: tuple[str, ...] = ()
-        call = jax.extend.core.jaxpr_as_fun(jaxpr)
-        self.run = self._compiled(name, call, count, ())
-        self.run_donating = self._compiled(name, call, count, (0,))
+        self._indices = [*self.donated, *self.kept]
+        if self.is_closed:
+            call = jax.extend.core.jaxpr_as_fun(jaxpr)
+            self.run = self._compiled(name, call, count, ())
+            self.run_donating = self._compiled(name, call, count, (0,))
+
+    def call_once(self, jitted: Any, values: list[Any]) -> None:
+        """Runs by the function that was traced, for a program that holds values of a trace around."""
+
+        def run(donated: Any, kept: Any, leaves: Any) -> Any:
+            now = list(values)  # of those that the program doesn't use, any will do
+            for index, value in zip(self._indices, [*donated, *kept], strict=True):
+                now[index] = value
+            return jitted(now, leaves)
+
+        self.run = self.run_donating = run
 
     def _compiled(self, name: str, call: Any, count: int, donate: tuple[int, ...]) -> Any:
-        indices, is_traced = [*self.donated, *self.kept], []
+        indices, is_traced = self._indices, []
 
         def run(donated: Any, kept: Any, leaves: Any) -> Any:
             if is_traced and _trace.current() is not _trace.EVALUATING:  # evaluating, it is jax.debug_nans that asks
@@ -100,11 +117,14 @@ def _trial(call: Any, rebuild: Any, leaves: Any, variables: list[Variable], fixe
         packed, written, new = frame.run(inside, lambda: Packed(call(rebuild(iter(leaves))), frame.birth, refer))
         return [*new, *packed.take()]
 
-    jaxpr = jax.jit(program).trace(_frame.gather(variables), leaves).jaxpr
+    jitted, values = jax.jit(program), [_frame.peek(variable) for variable in variables]
+    traced = jitted.trace(values, leaves)
     if frame.missed:
         return None, list(frame.missed)
     index = {variable: i for i, variable in enumerate(variables)}
-    made = Program(name, jaxpr, [index[variable] for variable in written], packed, len(variables))
+    made = Program(name, traced, values, leaves, [index[variable] for variable in written], packed)
+    if not made.is_closed:
+        made.call_once(jitted, values)
     names = reach.variables()
     made.reads = tuple(names.get(variable, variable.label) for variable in frame.reads)
     made.writes = tuple(names.get(variable, variable.label) for variable in written)
@@ -123,11 +143,15 @@ class _Places:
         return self._places.get(id(module))
 
 
-def _used(jaxpr: Any, count: int) -> list[bool]:
-    """For each of the first ``count`` inputs, whether the program uses it."""
+def _inputs(jaxpr: Any) -> list[Any]:
+    return getattr(jaxpr, "jaxpr", jaxpr).invars
+
+
+def _used(jaxpr: Any, first: int, count: int) -> list[bool]:
+    """For each of ``count`` inputs from ``first`` on, whether the program uses it."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     used = {id(atom) for equation in inner.eqns for atom in equation.invars} | {id(atom) for atom in inner.outvars}
-    return [id(var) in used for var in inner.invars[:count]]
+    return [id(var) in used for var in inner.invars[first : first + count]]
 
 
 def _warn_missed(name: str, found: list[Variable]) -> None:

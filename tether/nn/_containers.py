@@ -53,7 +53,7 @@ class Sequential(Module):
         return iter(self.layers)
 
 
-def _checked(name: str, layers: Iterable[Module]) -> tuple[Module, ...]:
+def _checked(name: str, layers: Iterable[Module]) -> tuple[Any, ...]:
     if isinstance(layers, Module) or not isinstance(layers, Iterable):
         raise ArgumentError(
             f"{name}: layers is not a list.",
@@ -149,16 +149,8 @@ class Flatten(Module):
     """
 
     def __init__(self, start_dim: int | None = None, end_dim: int = -1):
-        for argument, value in (("start_dim", start_dim), ("end_dim", end_dim)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ArgumentError(
-                    f"{name_of(self)}: {argument} is not an axis number.",
-                    got=f"{argument}={describe(value)}",
-                    expected="an int, negative from the end",
-                    fix=["nn.Flatten(-3) joins channels, height and width of each example", "nn.Flatten(1) as PyTorch"],
-                )
-        self.start_dim = start_dim
-        self.end_dim = end_dim
+        self.start_dim = _axis(name_of(self), "start_dim", start_dim)
+        self.end_dim = _axis(name_of(self), "end_dim", end_dim)
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         x = as_array(self, x)
@@ -171,3 +163,14 @@ class Flatten(Module):
                 fix="count the axes from the end: nn.Flatten(-2) joins the last two",
             )
         return x.reshape((*x.shape[:start], math.prod(x.shape[start : end + 1]), *x.shape[end + 1 :]))
+
+
+def _axis(name: str, argument: str, value: int | None) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ArgumentError(
+            f"{name}: {argument} is not an axis number.",
+            got=f"{argument}={describe(value)}",
+            expected="an int, negative from the end",
+            fix=["nn.Flatten(-3) joins channels, height and width of each example", "nn.Flatten(1) as PyTorch"],
+        )
+    return value

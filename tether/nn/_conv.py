@@ -68,13 +68,13 @@ class Conv(Module):
         check_rank(self, x, self.num_spatial_dims, self.in_channels)
         extent = tuple((k - 1) * d + 1 for k, d in zip(self.kernel_size, self.dilation, strict=True))
         padding = explicit_padding(self, x, extent, self.stride, self.padding)
-        x, weight, bias = cast(self, x, self.weight, self.bias)
-        batch, leading = join_leading(x, self.num_spatial_dims + 1)
+        h, weight, bias = cast(self, x, self.weight, self.bias)
+        batch, leading = join_leading(h, self.num_spatial_dims + 1)
         y = lax.conv_general_dilated(
             batch, weight, self.stride, padding, rhs_dilation=self.dilation, feature_group_count=self.groups
         )
         if bias is not None:
-            y = y + lax.broadcast_in_dim(bias, y.shape, (1,))
+            y = y + lax.broadcast_in_dim(bias, (1, self.out_channels, *[1] * self.num_spatial_dims), (1,))
         return part_leading(y, leading)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +91,7 @@ def _probability(name: str, p: float) -> float:
 
 
 def _axes(name: str, axes: int | Sequence[int]) -> tuple[int, ...]:
-    numbers = tuple(axes) if isinstance(axes, list | tuple) else (axes,)
+    numbers: tuple[Any, ...] = tuple(axes) if isinstance(axes, list | tuple) else (axes,)
     if not all(isinstance(axis, int) and not isinstance(axis, bool) for axis in numbers):
         raise ArgumentError(
             f"{name}: shared_axes are not axis numbers.",

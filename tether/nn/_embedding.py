@@ -6,6 +6,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
 from tether._core import Module, Param
@@ -74,7 +75,7 @@ class Embedding(Module):
         return rows if self.compute_dtype is None else rows.astype(self.compute_dtype)
 
     def _check_range(self, ids: jax.Array | np.ndarray) -> None:
-        known = not isinstance(ids, jax.core.Tracer) and getattr(ids, "is_fully_addressable", True)
+        known = not isinstance(ids, Tracer) and getattr(ids, "is_fully_addressable", True)
         if not known or ids.size == 0:
             return
         least, most = int(np.min(ids)), int(np.max(ids))

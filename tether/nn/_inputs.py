@@ -9,7 +9,7 @@ parameters are. NumPy arrays are inputs like any other, under JAX's rule for 64 
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,14 @@ from tether._core import Module
 from tether.errors import ArgumentError, DtypeError, ShapeError, describe
 
 
-def name_of(module: Module) -> str:
+class Computing(Protocol):
+    """A layer that computes in a dtype of its own."""
+
+    @property
+    def compute_dtype(self) -> DTypeLike | None: ...
+
+
+def name_of(module: object) -> str:
     """Gives the name that begins the layer's messages: the class of the layer, a user's subclass included."""
     return type(module).__name__
 
@@ -99,7 +106,7 @@ def as_array(module: Module, x: ArrayLike) -> jax.Array:
     return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
-def computing_dtype(module: Module, x: jax.Array, *parameters: jax.Array | None) -> jnp.dtype:
+def computing_dtype(module: Computing, x: jax.Array, *parameters: jax.Array | None) -> jnp.dtype:
     """Decides the dtype of the computation and of the output, by the rule at the head of this file."""
     kept = [p.dtype for p in parameters if p is not None]
     if module.compute_dtype is not None:
@@ -127,7 +134,7 @@ def at_least_float32(dtype: jnp.dtype) -> jnp.dtype:
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
 
 
-def cast(module: Module, x: jax.Array, *parameters: jax.Array | None) -> list[jax.Array | None]:
+def cast(module: Computing, x: jax.Array, *parameters: jax.Array | None) -> list[Any]:
     """Brings the input and the parameters to the dtype of the computation; an absent parameter stays None."""
     dtype = computing_dtype(module, x, *parameters)
     # An eager astype costs a dispatch even where it changes nothing.

@@ -88,5 +88,8 @@ class Linear(Module):
             )
         x, weight, bias = cast(self, x, self.weight, self.bias)
         y = x @ weight.T
-        # Broadcast by hand: users may run with jax_numpy_rank_promotion="raise".
-        return y if bias is None else y + jnp.broadcast_to(bias, y.shape)
+        if bias is None:
+            return y
+        # For users who run with "raise". In an eager call an explicit broadcast would cost more than the sum.
+        with jax.numpy_rank_promotion("allow"):
+            return y + bias

@@ -39,8 +39,8 @@ class LayerNorm(Module):
         ArgumentError: an empty shape, or eps not above 0.
     Example:
         >>> norm = nn.LayerNorm(4)
-        >>> print(np.round(norm(jnp.asarray([1.0, 2.0, 3.0, 4.0])), 3))
-        [-1.342 -0.447  0.447  1.342]
+        >>> [round(y, 3) for y in norm(jnp.asarray([1.0, 2.0, 3.0, 4.0])).tolist()]
+        [-1.342, -0.447, 0.447, 1.342]
     References:
         Ba, Kiros and Hinton 2016, arXiv:1607.06450, equation 4.
     """
@@ -76,10 +76,9 @@ class LayerNorm(Module):
         dtype = computing_dtype(self, x, weight, bias)
         wide = at_least_float32(dtype)
         y = standardize(x.astype(wide), len(self.shape), self.eps)
-        if weight is not None:
-            y = y * jnp.broadcast_to(weight.astype(wide), y.shape)
-        if bias is not None:
-            y = y + jnp.broadcast_to(bias.astype(wide), y.shape)
+        with jax.numpy_rank_promotion("allow"):  # as in Linear
+            y = y if weight is None else y * weight.astype(wide)
+            y = y if bias is None else y + bias.astype(wide)
         return y.astype(dtype)
 
 

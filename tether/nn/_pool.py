@@ -49,8 +49,8 @@ class Pool(Module):
         one = (1,) * (x.ndim - self.num_spatial_dims)
         pairs = ((0, 0),) * len(one) + padding
         # A NumPy scalar stays concrete in a trace: that is how JAX knows max and sum, which it can differentiate.
-        start = np.asarray(start, x.dtype)
-        return lax.reduce_window(x, start, operation, one + self.kernel_size, one + self.stride, pairs)
+        first = np.asarray(start, x.dtype)
+        return lax.reduce_window(x, first, operation, one + self.kernel_size, one + self.stride, pairs)
 
 
 class MaxPool(Pool):
@@ -91,7 +91,7 @@ class AvgPool(Pool):
     def _counts(self, sizes: tuple[int, ...], padding: Pairs) -> np.ndarray:
         """Counts the elements that each window divides by, known from the shapes alone."""
         if self.count_include_pad:
-            return np.prod(self.kernel_size)
+            return np.asarray(np.prod(self.kernel_size))
         each = []
         for size, extent, stride, (before, after) in zip(sizes, self.kernel_size, self.stride, padding, strict=True):
             first = np.arange(0, size + before + after - extent + 1, stride) - before

@@ -108,7 +108,7 @@ def by_variable(model: Module, values: Any, unknown: list[str] | None = None) ->
                 raise _two_values(structure, path)
             given[variable] = value
         elif unknown is None:
-            raise unknown_path(path, structure.places, "there is no cell at this path")
+            raise unknown_path(path, structure.places, "bind: there is no cell at this path")
         else:
             unknown.append(path)
     return {variable: value for variable, value in given.items() if value is not None}

@@ -50,7 +50,7 @@ def replace(model: Module, parts: dict[str, Any]) -> Module:
     unused = [path for path, place in places.items() if place not in walk.used]
     if unused:
         known = [*structure_of(model).places, *(path for path, _ in survey(model).modules.values() if path)]
-        raise unknown_path(unused[0], known, "there is nothing to replace at this path")
+        raise unknown_path(unused[0], known, "replace: there is nothing at this path")
     adopt(new)
     return new
 

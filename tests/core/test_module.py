@@ -1,0 +1,585 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules: attributes are arrays, nothing becomes a cell silently, sealed, ties kept, calls say where."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import dataclasses
+import functools
+import inspect
+import pickle
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tether
+from tether import nn
+from tether.errors import DeclarationError, DtypeError, SealedError, ShapeError, StackedError, TetherError
+
+T = TypeVar("T")
+
+
+class Counter(tether.Module):
+    def __init__(self):
+        self.calls = tether.State(0)
+
+    def __call__(self, x: Any) -> Any:
+        self.calls = self.calls + 1
+        return x
+
+
+class Net(tether.Module):
+    def __init__(self):
+        self.scale = tether.Param(jnp.full((2,), 2.0))
+        self.layers = [Counter(), nn.Linear(2, 2)]
+        self.by_name = {"b": Counter(), "a": tether.Param(jnp.ones(3))}
+        self.power = 2
+
+    def __call__(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return (x * self.scale) ** self.power
+
+
+class Held(tether.Module):
+    """Holds whatever it is given."""
+
+    def __init__(self, part: Any):
+        self.part = part
+
+
+class Square(tether.Module):
+    def __init__(self):
+        self.weight = tether.Param(jnp.asarray([[1.0, 2.0], [3.0, 4.0]]))
+
+
+class Siblings(tether.Module):
+    """O5."""
+
+    def __init__(self):
+        self.enc, self.dec = Square(), Square()
+        self.dec.weight = tether.cell(self.enc, "weight")
+
+    def __call__(self, x: Any) -> Any:
+        return x @ self.enc.weight @ self.dec.weight
+
+
+def call_part(outer: Any) -> Any:
+    return outer.part[0](jnp.ones((2, 3)))
+
+
+class TestAttributes:
+    def test_read_as_arrays_and_write_the_cell(self):
+        net = Net()
+        assert type(net.scale) is type(jnp.ones(2))
+        cell = tether.cell(net, "scale")
+        net.scale = jnp.ones(2)
+        assert tether.cell(net, "scale") is cell and cell.value.tolist() == [1, 1]
+        net.scale += 1
+        assert cell.value.tolist() == [2, 2]
+
+    def test_setting_reads_as_itself(self):
+        function = lambda x: x
+        for value in (1, 0.5, "a", None, True, function, jnp.float32, nn.Linear):
+            assert Held(value).part is value
+        assert Held((1, [2, 3])).part == (1, (2, 3))
+
+    def test_containers_are_frozen(self):
+        net = Net()
+        assert isinstance(net.layers, tuple) and list(net.by_name) == ["a", "b"]
+        with pytest.raises(TypeError):
+            net.layers[0] = 1
+        with pytest.raises(AttributeError):
+            net.layers.append(1)
+
+    def test_container_of_cells_reads_as_arrays_and_is_written_whole(self):
+        held = Held([tether.Param(jnp.zeros(2)), {"k": tether.State(jnp.zeros(3))}])
+        assert held.part[0].tolist() == [0, 0] and held.part[1]["k"].tolist() == [0, 0, 0]
+        held.part = [jnp.ones(2), {"k": jnp.full(3, 2.0)}]
+        assert held.part[0].tolist() == [1, 1] and held.part[1]["k"].tolist() == [2, 2, 2]
+
+    def test_container_write_is_all_or_nothing(self):
+        held = Held([tether.Param(jnp.zeros(2)), tether.State(jnp.zeros(3))])
+        for wrong in ([jnp.ones(2), jnp.ones(2)], [jnp.ones(2), "x"]):
+            with pytest.raises((ShapeError, DtypeError)):
+                held.part = wrong
+        for wrong in ([jnp.ones(2)], {"a": jnp.ones(2)}, jnp.ones(2), [jnp.ones(2), [jnp.ones(3)]]):
+            with pytest.raises(SealedError):
+                held.part = wrong
+        assert held.part[0].tolist() == [0, 0]
+
+    def test_a_setting_in_a_container_of_cells_is_sealed(self):
+        held = Held([tether.Param(jnp.zeros(2)), 3])
+        with pytest.raises(SealedError):
+            held.part = [jnp.ones(2), 5]
+        assert held.part[1] == 3 and held.part[0].tolist() == [0, 0]
+        held.part = [jnp.ones(2), 3]
+        assert held.part[0].tolist() == [1, 1]
+
+    def test_dataclass_of_cells_is_written_whole(self):
+        @dataclasses.dataclass
+        class Pair:
+            a: Any
+            b: Any
+
+        held = Held(Pair(tether.Param(jnp.zeros(2)), tether.State(jnp.zeros(()))))
+        held.part = Pair(jnp.ones(2), jnp.ones(()))
+        assert held.part.a.tolist() == [1, 1] and float(held.part.b) == 1
+
+    def test_static_reads_as_its_value(self):
+        value = {"any": {1, 2}}
+        assert Held(tether.Static(value)).part is value
+
+    def test_missing_attribute(self):
+        Held(tether.Param(1.0))
+        with pytest.raises(AttributeError, match="nothing"):
+            Net().nothing  # noqa: B018
+        with pytest.raises(AttributeError, match="part"):
+            Held.__new__(Held).part  # noqa: B018
+        assert not hasattr(Net(), "nothing") and getattr(Net(), "nothing", 3) == 3
+
+    def test_property_with_a_setter(self):
+        class Log(tether.Module):
+            def __init__(self):
+                self.log_scale = tether.Param(0.0)
+
+            @property
+            def scale(self) -> Any:
+                return jnp.exp(self.log_scale)
+
+            @scale.setter
+            def scale(self, value: Any) -> None:
+                self.log_scale = jnp.log(value)
+
+        log = Log()
+        log.scale = jnp.asarray(2.0)
+        assert float(log.log_scale) == pytest.approx(np.log(2))
+        assert float(log.scale) == pytest.approx(2)
+
+    def test_one_class_with_and_without_the_cell(self):
+        first, second = Held(tether.Param(jnp.ones(1))), Held(3)
+        third = Held(None)
+        assert (first.part.tolist(), second.part, third.part) == ([1], 3, None)
+        with pytest.raises(SealedError):
+            second.part = 4
+
+    def test_dir_and_repr(self):
+        net = Net()
+        assert {"scale", "layers", "power", "eval"} <= set(dir(net)) and "_tether" not in dir(net)
+        assert repr(net).startswith("Net(scale=Param(float32[2], scale), layers=(Counter(")
+
+    def test_repr_of_a_module_that_refers_to_itself(self):
+        class Child(tether.Module):
+            def __init__(self, parent: Any):
+                self.parent = parent
+
+        class Parent(tether.Module):
+            def __init__(self):
+                self.weight = tether.Param(jnp.ones(2))
+                self.child = Child(self)
+
+        parent = Parent()
+        assert "Child" in repr(parent)
+        assert list(tether.variables(parent)) == ["weight"]
+        other = jax.tree.map(lambda x: x + 1, parent)
+        assert other.child.parent is other and other.weight.tolist() == [2, 2]
+
+
+class TestDeclaration:
+    @pytest.mark.parametrize("array", [jnp.ones(2), np.ones(2), np.float32(1), [jnp.ones(2)], {"a": (np.ones(2), 1)}])
+    def test_bare_array_is_refused(self, array: Any):
+        with pytest.raises(DeclarationError, match="must say what it is") as caught:
+            Held(array)
+        assert caught.value.at is not None and caught.value.at.startswith("Held.part")
+
+    def test_array_appended_later_is_refused(self):
+        class Late(tether.Module):
+            def __init__(self):
+                self.parts = []
+                self.parts.append(jnp.ones(2))
+
+        with pytest.raises(DeclarationError) as caught:
+            Late()
+        assert caught.value.at == "Late.parts[0]"
+
+    @pytest.mark.parametrize(
+        "hide",
+        [lambda part: frozenset([part]), lambda part: {part}, lambda part: type("Plain", (), {})()],
+        ids=["frozenset", "set", "object"],
+    )
+    def test_a_module_where_nobody_would_find_it_is_refused(self, hide: Any):
+        part = nn.Linear(2, 2)
+        hidden = hide(part)
+        if not isinstance(hidden, set | frozenset):
+            hidden.part = part
+        with pytest.raises(TetherError):
+            Held(hidden)
+
+    def test_tie_by_value_is_refused(self):
+        class Tied(tether.Module):
+            def __init__(self):
+                self.embed = nn.Linear(2, 2)
+                self.head = nn.Linear(2, 2)
+                self.head.weight = self.embed.weight
+
+        with pytest.raises(DeclarationError, match="by value") as caught:
+            Tied()
+        assert "tether.cell(" in caught.value.fixes[0]
+
+    def test_a_failed_constructor_leaves_nothing_behind(self):
+        shared = nn.Linear(2, 2)
+        before = shared.weight
+        for _ in range(2):
+            with pytest.raises(DeclarationError):
+                Held([shared, jnp.ones(2)])
+        assert shared.weight is before
+        assert list(tether.variables(Held(shared))) == ["part.weight", "part.bias"]
+        assert Counter()._tether.sealed
+
+    def test_attributes_can_be_changed_and_deleted_in_the_constructor(self):
+        class Changing(tether.Module):
+            def __init__(self):
+                self.a = tether.Param(jnp.zeros(2))
+                self.a = tether.State(jnp.ones(3))
+                self.b = 1
+                del self.b
+                self.n = 1
+                self.n += 1
+
+        module = Changing()
+        assert (module.a.tolist(), module.n, hasattr(module, "b")) == ([1, 1, 1], 2, False)
+        assert isinstance(tether.cell(module, "a"), tether.State)
+
+    def test_deleting_what_is_not_there(self):
+        class Deleting(tether.Module):
+            def __init__(self):
+                del self.nothing
+
+        with pytest.raises(AttributeError, match="nothing"):
+            Deleting()
+
+
+class TestSealed:
+    def test_new_attribute(self):
+        net = Net()
+        with pytest.raises(SealedError, match="added") as caught:
+            net.extra = 3
+        assert not hasattr(net, "extra") and "__init__" in caught.value.fixes[0]
+
+    def test_nested_part_names_its_path(self):
+        net = Net()
+        with pytest.raises(SealedError) as caught:
+            net.layers[1].extra = 3
+        assert (caught.value.at or "").startswith("layers[1].extra")
+
+    @pytest.mark.parametrize("name", ["power", "layers", "by_name"])
+    def test_replaced(self, name: str):
+        net = Net()
+        before = getattr(net, name)
+        with pytest.raises(SealedError, match="replaced"):
+            setattr(net, name, 3)
+        assert getattr(net, name) is before or name == "by_name"
+
+    def test_variable_over_a_cell(self):
+        net = Net()
+        before = tether.cell(net, "scale")
+        with pytest.raises(SealedError):
+            net.scale = tether.Param(jnp.ones(2))
+        assert tether.cell(net, "scale") is before
+
+    def test_deleted(self):
+        net = Net()
+        for name in ("scale", "power", "nothing"):
+            with pytest.raises(SealedError, match="deleted"):
+                delattr(net, name)
+        assert net.power == 2
+
+    def test_training_is_switched_by_a_view(self):
+        net = Net()
+        with pytest.raises(SealedError) as caught:
+            net.training = False
+        assert "eval()" in " ".join(caught.value.fixes)
+        assert net.training is True
+
+    def test_parts_are_open_until_the_outermost_constructor_returns(self):
+        class Inner(tether.Module):
+            def __init__(self):
+                self.a = tether.Param(jnp.zeros(2))
+
+        class Outer(tether.Module):
+            def __init__(self):
+                self.inner = Inner()
+                self.inner.extra = tether.Param(jnp.ones(2))
+
+        outer = Outer()
+        assert list(tether.variables(outer)) == ["inner.a", "inner.extra"]
+        with pytest.raises(SealedError):
+            outer.inner.more = 1
+
+
+class TestClasses:
+    def test_super_init_is_optional(self):
+        class Base(tether.Module):
+            def __init__(self, size: int):
+                super().__init__()
+                self.size = size
+
+        class Derived(Base):
+            def __init__(self):
+                super().__init__(3)
+                self.weight = tether.Param(jnp.ones(self.size))
+
+        assert Derived().weight.tolist() == [1, 1, 1]
+
+    @pytest.mark.parametrize("frozen", [False, True])
+    def test_dataclass(self, frozen: bool):
+        @dataclasses.dataclass(frozen=frozen)
+        class Scale(tether.Module):
+            weight: Any
+            times: int = 3
+
+            def __call__(self, x: Any) -> Any:
+                return x * self.weight * self.times
+
+        for start in (1.0, 2.0):  # the second instance finds the class as the first left it
+            scale = Scale(tether.Param(jnp.full(2, start)))
+            assert scale(jnp.ones(2)).tolist() == [3 * start] * 2
+            assert tether.jit(lambda m, x: m(x))(scale, jnp.ones(2)).tolist() == [3 * start] * 2
+            assert tether.grad(lambda m: m(jnp.ones(2)).sum())(scale).weight.tolist() == [3, 3]
+            assert tether.view(scale, times=5)(jnp.ones(2)).tolist() == [5 * start] * 2
+            assert list(tether.variables(jax.tree.map(lambda x: x, scale))) == ["weight"]
+
+    def test_dataclass_default_is_no_attribute_of_all(self):
+        @dataclasses.dataclass
+        class Maybe(tether.Module):
+            bias: Any = None
+
+        assert Maybe().bias is None
+        assert Maybe(tether.Param(jnp.ones(1))).bias.tolist() == [1]
+        assert Maybe().bias is None
+
+    def test_abc_and_generic(self):
+        class Base(tether.Module, Generic[T], abc.ABC):
+            def __init__(self):
+                self.weight = tether.Param(jnp.ones(2))
+
+            @abc.abstractmethod
+            def apply(self) -> Any: ...
+
+        class Real(Base[int]):
+            def apply(self) -> Any:
+                return self.weight * 2
+
+        assert Real().apply().tolist() == [2, 2]
+        with pytest.raises(TypeError, match="abstract"):
+            Base()
+
+    def test_mixin(self):
+        class Doubling:
+            def double(self) -> Any:
+                return self.weight * 2
+
+        class Mixed(Doubling, tether.Module):
+            def __init__(self):
+                self.weight = tether.Param(jnp.ones(2))
+
+        assert Mixed().double().tolist() == [2, 2]
+
+    def test_signature_and_wraps_are_the_users(self):
+        assert list(inspect.signature(Net()).parameters) == ["x"]
+        assert Net.__call__.__qualname__ == "Net.__call__"
+        wrapped = functools.wraps(Net())(lambda x: x)
+        assert callable(wrapped)
+
+    def test_class_attribute_is_untouched_by_instances(self):
+        class WithDefault(tether.Module):
+            bias = None
+
+            def __init__(self, bias: Any = None):
+                if bias is not None:
+                    self.bias = bias
+
+        WithDefault(tether.Param(jnp.ones(1)))
+        assert WithDefault.bias is None and WithDefault().bias is None
+
+
+class TestCalls:
+    def test_every_module_takes_training_and_key(self):
+        class Mode(tether.Module):
+            def __call__(self) -> Any:
+                return self.training, jax.random.uniform(tether.random.draw())
+
+        class Outer(tether.Module):
+            def __init__(self):
+                self.inner = Mode()
+
+            def __call__(self) -> Any:
+                return self.inner()
+
+        outer = Outer()
+        assert outer()[0] is True and outer(training=False)[0] is False
+        assert outer.eval()()[0] is False and outer.eval()(training=True)[0] is True
+        expected = jax.random.uniform(jax.random.split(jax.random.key(3))[1])
+        assert float(outer(key=jax.random.key(3))[1]) == float(expected)
+        assert outer.inner()[0] is True
+
+    def test_own_arguments_of_these_names_are_passed_on(self):
+        class Own(tether.Module):
+            def __call__(self, x: Any, *, key: Any = None, training: Any = None) -> Any:
+                return x, key, training, self.training
+
+        assert Own()(1, key=3, training=False) == (1, 3, False, False)
+
+    def test_mode_ends_with_the_call_even_if_it_raises(self):
+        class Raising(tether.Module):
+            def __call__(self) -> Any:
+                raise ValueError("boom")
+
+        with pytest.raises(ValueError, match="boom"):
+            Raising()(training=False, key=jax.random.key(0))
+        assert Held(1).training is True
+        assert tether._core.frame.thread.stream is None
+
+    def test_jit_on_call(self):
+        class Compiled(tether.Module):
+            def __init__(self):
+                self.calls = tether.State(0)
+
+            @tether.jit
+            def __call__(self, x: Any) -> Any:
+                self.calls = self.calls + 1
+                return x if self.training else -x
+
+        module = Compiled()
+        assert float(module(1.0)) == 1 and float(module(1.0, training=False)) == -1 and float(module.eval()(1.0)) == -1
+        assert int(module.calls) == 3
+
+    def test_note_of_path_and_shapes(self):
+        class Bad(tether.Module):
+            def __call__(self, x: Any) -> Any:
+                raise ValueError("boom")
+
+        outer = Held([Bad()])
+        with pytest.raises(ValueError, match="boom") as caught:
+            call_part(outer)
+        assert caught.value.__notes__ == ["in part[0]  (Bad), called with float32[2, 3]"]
+
+    def test_error_of_the_library_gets_its_path(self):
+        outer = Held([nn.Linear(2, 3)])
+        with pytest.raises(ShapeError) as caught:
+            call_part(outer)
+        assert caught.value.at == "part[0]  (Linear)"
+
+    @pytest.mark.parametrize("copied", [copy.deepcopy, tether.clone, lambda m: pickle.loads(pickle.dumps(m))])
+    def test_copies_know_their_paths(self, copied: Any):
+        outer = copied(Held([nn.Linear(2, 3)]))
+        with pytest.raises(ShapeError) as caught:
+            call_part(outer)
+        assert caught.value.at == "part[0]  (Linear)"
+
+    def test_scope_names_reach_the_program(self):
+        text = tether.jit(Net()).lower(jnp.ones(2)).as_text(debug_info=True)
+        assert "layers_1" in text
+
+    def test_stacked_is_refused(self):
+        stacked = tether.stack([nn.Linear(2, 2), nn.Linear(2, 2)])
+        with pytest.raises(StackedError, match="as a single one"):
+            stacked(jnp.ones(2))
+
+
+class TestTies:
+    """CASES 9 and 21."""
+
+    def test_one_leaf_one_gradient(self):
+        model = Siblings()
+        assert list(tether.variables(model)) == ["enc.weight"]
+        assert len(jax.tree.leaves(model)) == 1
+        gradient = tether.grad(lambda m: m(jnp.ones(2)).sum())(model)
+        assert gradient.enc.weight.tolist() == gradient.dec.weight.tolist() == [[7, 11], [9, 13]]
+
+    @pytest.mark.parametrize(
+        "copied",
+        [
+            lambda m: jax.tree.map(lambda x: x, m),
+            copy.deepcopy,
+            tether.clone,
+            tether.snapshot,
+            lambda m: pickle.loads(pickle.dumps(m)),
+            lambda m: tether.filter(m, tether.Param),
+            lambda m: tether.combine(*tether.partition(m, tether.Param)),
+            lambda m: tether.jit(tether.clone)(m),
+            lambda m: tether.index(tether.stack([m, m]), 1),
+            lambda m: tether.replace(m, {"enc": m.enc}),
+        ],
+    )
+    def test_stay_after(self, copied: Any):
+        other = copied(Siblings())
+        assert tether.cell(other, "enc.weight") is tether.cell(other, "dec.weight")
+        other.enc.weight = jnp.zeros((2, 2))
+        assert other.dec.weight.tolist() == [[0, 0], [0, 0]]
+        assert len(jax.tree.leaves(other)) == 1
+
+    def test_shared_module_updates_one_statistic_in_order(self):
+        """O2: one BatchNorm called on 2 then 4, decay 0.9."""
+        norm = nn.BatchNorm(1, decay=0.9)
+        model = Held([norm, norm])
+
+        def twice(model: Any) -> Any:
+            for layer, value in zip(model.part, (2.0, 4.0), strict=True):
+                layer(jnp.full((4, 1), value))
+
+        twice(model)
+        assert float(norm.mean[0]) == pytest.approx(0.58)
+        norm.mean = jnp.zeros(1)
+        tether.jit(twice)(model)
+        assert float(norm.mean[0]) == pytest.approx(0.58)
+        assert model.part[0] is model.part[1]
+
+    def test_module_in_two_places_is_one(self):
+        shared = nn.Linear(2, 2)
+        model = Held({"a": shared, "b": [shared]})
+        assert list(tether.modules(model)) == ["", "part['a']"]
+        other = jax.tree.map(lambda x: x, model)
+        assert other.part["a"] is other.part["b"][0]
+        assert tether.cell(model, "part['b'][0].weight") is tether.cell(model, "part['a'].weight")
+
+    def test_untied_on_purpose(self):
+        model = Siblings()
+        untied = tether.replace(model, {"dec.weight": tether.Param(model.dec.weight)})
+        assert list(tether.variables(untied)) == ["enc.weight", "dec.weight"]
+        gradient = tether.grad(lambda m: m(jnp.ones(2)).sum())(untied)
+        assert gradient.enc.weight.tolist() == [[3, 7], [3, 7]]
+        assert gradient.dec.weight.tolist() == [[4, 4], [6, 6]]
+
+
+class TestFixedStructure:
+    """CASES 2 and 5."""
+
+    def test_calls_change_no_structure(self):
+        model = nn.Sequential([nn.Linear(2, 3), nn.BatchNorm(3)])
+        before = jax.tree.flatten(model)
+        model(jnp.ones((4, 2)))
+        after = jax.tree.flatten(model)
+        assert after[1] == before[1]
+        avals = lambda leaves: [(x.shape, x.dtype, x.weak_type) for x in leaves]
+        assert avals(after[0]) == avals(before[0])
+        jax.tree.map(jnp.subtract, model, jax.tree.unflatten(before[1], before[0]))
+
+    def test_a_module_is_one_node(self):
+        net = Net()
+        leaves, treedef = jax.tree.flatten(net)
+        assert treedef.num_nodes == len(leaves) + 1
+        assert jax.tree.unflatten(treedef, leaves).by_name["a"].tolist() == [1, 1, 1]
+
+    def test_use_as_a_tree_before_it_is_finished(self):
+        class Early(tether.Module):
+            def __init__(self):
+                self.a = tether.Param(jnp.ones(2))
+                jax.tree.leaves(self)
+
+        with pytest.raises(DeclarationError, match="before its constructor has returned"):
+            Early()

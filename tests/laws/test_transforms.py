@@ -1,0 +1,519 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One table: kinds of state x transformations x ways to come by a model x calls.
+
+Every cell is called twice, fails once, is called again, and is called on a clone. Each time the value, the
+state, the structure, the avals and the number of traces must be those of the oracle: the same model written
+by hand as a function ``(state, x) -> (loss, state)`` of dicts, under JAX's own transformations, lanes and
+members one by one in a Python loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tether
+from tether import nn
+from tether.errors import MissedReadWarning
+
+RNG = np.random.default_rng(3)
+X, XS = RNG.normal(size=(4, 3)).astype(np.float32), RNG.normal(size=(2, 4, 3)).astype(np.float32)
+OTHER, OTHERS = RNG.normal(size=(5, 3)).astype(np.float32), RNG.normal(size=(2, 5, 3)).astype(np.float32)
+WEIGHTS = RNG.normal(size=(5, 3)).astype(np.float32)  # of the loss, else BatchNorm's gradient is zero
+K = RNG.normal(size=(3, 3)).astype(np.float32)
+EPS, DECAY, LANES = 1e-5, 0.9, 2
+
+Values = dict[str, Any]
+
+
+class Boom(Exception):
+    pass
+
+
+# The models, of the library.
+
+
+class Task(tether.Module):
+    """loss = sum(weights * net(x * scale)); counts its calls."""
+
+    def __init__(self, net: tether.Module, scale: float = 1.0):
+        self.net = net
+        self.scale = tether.Param(scale * jnp.array([1.0, 0.5, 2.0]))
+        self.calls = tether.State(0)
+
+    def loss(self, x):
+        self.calls = self.calls + 1
+        y = (jnp.asarray(WEIGHTS[: x.shape[0]]) * self.net(x * self.scale)).sum()
+        LOG.append("run")
+        if LOG[0] == "fail":
+            raise Boom
+        return y
+
+
+class Count(tether.Module):
+    def __init__(self):
+        self.count = tether.State(0)
+
+    def __call__(self, h):
+        self.count = self.count + 1
+        return h * self.count.astype(h.dtype)
+
+
+class Average(tether.Module):
+    """Reads what it has just written: gradients flow through it."""
+
+    def __init__(self):
+        self.mean = tether.State(jnp.ones(3), reduce="mean")
+
+    def __call__(self, h):
+        self.mean = DECAY * self.mean + (1 - DECAY) * h.mean(0)
+        return (h - self.mean) ** 2
+
+
+class Tied(tether.Module):
+    def __init__(self):
+        self.encoder = nn.Linear(3, 3, bias=False, key=jax.random.key(0))
+        self.decoder = nn.Linear(3, 3, bias=False, key=jax.random.key(1))
+        self.decoder.weight = tether.cell(self.encoder, "weight")
+        self.encoder.weight = jnp.asarray(K)
+
+    def __call__(self, h):
+        return self.decoder(self.encoder(h))
+
+
+LOG: list[str] = ["go"]  # whether the body fails, then one entry for each time it ran
+
+
+# The same by hand. h is [batch, 3], for BatchNorm under vmap [lanes, batch, 3].
+
+
+def batch_by_hand(state: Values, h: Any) -> tuple[Any, Values]:
+    axes = tuple(range(h.ndim - 1))
+    mean, var = h.mean(axes), h.var(axes)
+    moved = [
+        DECAY * state[f"net.{name}"] + (1 - DECAY) * jax.lax.stop_gradient(value)
+        for name, value in (("mean", mean), ("var", var))
+    ]
+    y = (h - spread(mean, h)) / jnp.sqrt(spread(var, h) + EPS)
+    y = y * spread(state["net.weight"], h) + spread(state["net.bias"], h)
+    return y, {"net.mean": moved[0], "net.var": moved[1]}
+
+
+def ema_by_hand(state: Values, h: Any) -> tuple[Any, Values]:
+    axes = tuple(range(h.ndim - 1))
+    first = state["net.count"] == 0
+    mean, var = (
+        jnp.where(first, new, DECAY * state[f"net.{name}"] + (1 - DECAY) * new)
+        for name, new in (("mean", h.mean(axes)), ("var", h.var(axes)))
+    )
+    y = (h - spread(mean, h)) / jnp.sqrt(spread(var, h) + EPS)
+    y = y * spread(state["net.weight"], h) + spread(state["net.bias"], h)
+    return y, {"net.mean": mean, "net.var": var, "net.count": state["net.count"] + 1}
+
+
+def dropout_by_hand(state: Values, h: Any) -> tuple[Any, Values]:
+    kept, drawn = jax.random.split(state["rng"])
+    return jnp.where(jax.random.bernoulli(drawn, 0.5, h.shape), h / 0.5, 0.0), {"rng": kept}
+
+
+def count_by_hand(state: Values, h: Any) -> tuple[Any, Values]:
+    count = state["net.count"] + 1
+    return h * count.astype(h.dtype), {"net.count": count}
+
+
+def average_by_hand(state: Values, h: Any) -> tuple[Any, Values]:
+    mean = DECAY * state["net.mean"] + (1 - DECAY) * h.mean(0)
+    return (h - spread(mean, h)) ** 2, {"net.mean": mean}
+
+
+def tied_by_hand(state: Values, h: Any) -> tuple[Any, Values]:
+    return h @ state["net.encoder.weight"].T @ state["net.encoder.weight"].T, {}
+
+
+def spread(value: Any, h: Any) -> Any:
+    return value.reshape((1,) * (h.ndim - 1) + (3,))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of state.
+
+    Args:
+        make: Gives the network; for BatchNorm under vmap, the lanes are one batch.
+        by_hand: The same as a function of its values.
+        joint: Whether the lanes of a vmap over a shared model are one batch.
+    """
+
+    make: Callable[..., tether.Module]
+    by_hand: Callable[[Values, Any], tuple[Any, Values]]
+    joint: bool = False
+
+
+def norm(mode: str) -> Callable[..., tether.Module]:
+    return lambda axis=None: nn.BatchNorm(3, mode=mode, axis_name=axis, channel_axis=1)
+
+
+KINDS = {
+    "batchnorm": Kind(norm("batch"), batch_by_hand, joint=True),
+    "batchnorm-ema": Kind(norm("ema"), ema_by_hand, joint=True),
+    "dropout": Kind(lambda axis=None: nn.Dropout(0.5), dropout_by_hand),
+    "counter": Kind(lambda axis=None: Count(), count_by_hand),
+    "average": Kind(lambda axis=None: Average(), average_by_hand),
+    "tied": Kind(lambda axis=None: Tied(), tied_by_hand),
+}
+
+
+def loss_by_hand(kind: Kind, state: Values, x: Any) -> tuple[Any, Values]:
+    """The loss, one for each lane where x has lanes, and the state after it."""
+    h = x * spread(state["scale"], x)
+    y, new = kind.by_hand(state, h)
+    weights = jnp.asarray(WEIGHTS[: x.shape[-2]]).reshape((1,) * (x.ndim - 2) + (-1, 3))
+    return (y * weights).sum((-2, -1)), {**state, **new, "calls": state["calls"] + 1}
+
+
+def lane(state: Values, index: int) -> Values:
+    """The state that one lane begins with: its random stream is its own."""
+    return {**state, "rng": jax.random.fold_in(jax.random.split(state["rng"])[1], index)}
+
+
+# Transformations of the oracle: (kind, state, x) -> (result, state).
+
+
+def plain_oracle(kind, state, x):
+    return loss_by_hand(kind, state, x)
+
+
+def grad_oracle(kind, state, x):
+    return jax.grad(lambda x: loss_by_hand(kind, state, x), has_aux=True)(x)
+
+
+def value_and_grad_oracle(kind, state, x):
+    names = [n for n in ("scale", "net.weight", "net.bias", "net.encoder.weight") if n in state]
+    fun = lambda params: loss_by_hand(kind, {**state, **params}, x)
+    (value, new), gradients = jax.value_and_grad(fun, has_aux=True)({name: state[name] for name in names})
+    return (value, gradients), new
+
+
+def second_oracle(kind, state, x):
+    def inner(x):
+        gradient, new = jax.grad(lambda x: loss_by_hand(kind, state, x), has_aux=True)(x)
+        return (gradient**2).sum(), new
+
+    return jax.grad(inner, has_aux=True)(x)
+
+
+def shared_oracle(kind, state, xs):
+    if kind.joint:
+        return loss_by_hand(kind, state, xs)
+    losses, states = zip(*[loss_by_hand(kind, lane(state, i), x) for i, x in enumerate(xs)], strict=True)
+    new = {**states[0], "rng": advanced(kind, state)}
+    if "net.mean" in new:  # reduce="mean"
+        new["net.mean"] = jnp.stack([s["net.mean"] for s in states]).mean(0)
+    return jnp.stack(losses), new
+
+
+def members_oracle(kind, state, xs):
+    members = [{name: value[i] for name, value in state.items() if name != "rng"} for i in range(LANES)]
+    members = [{**member, "rng": lane(state, i)["rng"]} for i, member in enumerate(members)]
+    losses, states = zip(*[loss_by_hand(kind, s, x) for s, x in zip(members, xs, strict=True)], strict=True)
+    new = {name: jnp.stack([s[name] for s in states]) for name in states[0] if name != "rng"}
+    return jnp.stack(losses), {**new, "rng": advanced(kind, state)}
+
+
+def advanced(kind, state):
+    return jax.random.split(state["rng"])[0] if kind.by_hand is dropout_by_hand else state["rng"]
+
+
+# Ways to come by a model: (task) -> (function, arguments before x, rebind), rebind(other) -> the arguments.
+
+
+def by_argument(task):
+    return (lambda task, x: task.loss(x)), (task,), lambda other: (other,)
+
+
+def by_closure(task):
+    def rebind(other):
+        nonlocal task
+        task = other
+        return ()
+
+    return (lambda x: task.loss(x)), (), rebind
+
+
+def by_bound_method(task):
+    return task.loss, (), None
+
+
+def by_self(task):
+    class Trainer:
+        def __init__(self, task):
+            self.task = task
+
+        def run(self, x):
+            return self.task.loss(x)
+
+    trainer = Trainer(task)
+    return trainer.run, (), lambda other: (setattr(trainer, "task", other), ())[1]
+
+
+def by_partial(task):
+    return functools.partial(lambda task, x: task.loss(x), task), (), None
+
+
+def by_global(task):
+    scope = {"task": task}
+    exec("def run(x):\n    return task.loss(x)", scope)
+    return scope["run"], (), lambda other: (scope.update(task=other), ())[1]
+
+
+def by_container(task):
+    held = {"tasks": [task]}
+    return (lambda x: held["tasks"][0].loss(x)), (), lambda other: (held.update(tasks=[other]), ())[1]
+
+
+def by_missed_read(task):
+    hidden = types.MappingProxyType({"task": task})  # discovery doesn't look inside
+    return (lambda x: hidden["task"].loss(x)), (), None
+
+
+WAYS = [by_argument, by_closure, by_bound_method, by_self, by_partial, by_global, by_container, by_missed_read]
+
+
+# Transformations of the library: (function, holder of the task, way) -> function of the same arguments.
+
+
+def value_and_grad_of(fun, holder, way):
+    if way is by_argument:
+        return tether.value_and_grad(fun)
+    return lambda *args: tether.value_and_grad(fun, wrt=holder[0])(*args)
+
+
+def second_of(fun, holder, way):
+    first = tether.grad(fun, argnums=-1)
+    return tether.grad(lambda *args: (first(*args) ** 2).sum(), argnums=-1)
+
+
+def jit_of(inner: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda fun, holder, way: tether.jit(inner(fun, holder, way))
+
+
+def of_jit(outer: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda fun, holder, way: outer(tether.jit(fun), holder, way)
+
+
+@dataclass(frozen=True)
+class Transform:
+    apply: Callable[..., Callable[..., Any]]
+    oracle: Callable[..., tuple[Any, Values]]
+    compiled: bool = False
+    lanes: str = ""  # "shared" or "members"
+
+
+def grad_of(fun, holder, way):
+    return tether.grad(fun, argnums=-1)
+
+
+def checkpoint_of(fun, holder, way):
+    return tether.checkpoint(fun)
+
+
+def shared_of(fun, holder, way):
+    return tether.vmap(fun, axis_name="lanes")
+
+
+def members_of(fun, holder, way):
+    return tether.vmap(fun)
+
+
+TRANSFORMS = {
+    "eager": Transform(lambda fun, holder, way: fun, plain_oracle),
+    "jit": Transform(jit_of(lambda fun, holder, way: fun), plain_oracle, True),
+    "grad": Transform(grad_of, grad_oracle),
+    "value_and_grad": Transform(value_and_grad_of, value_and_grad_oracle),
+    "grad of grad": Transform(second_of, second_oracle),
+    "vmap shared": Transform(shared_of, shared_oracle, lanes="shared"),
+    "vmap ensemble": Transform(members_of, members_oracle, lanes="members"),
+    "checkpoint": Transform(checkpoint_of, plain_oracle),
+    "grad in jit": Transform(jit_of(value_and_grad_of), value_and_grad_oracle, True),
+    "vmap in jit": Transform(jit_of(shared_of), shared_oracle, True, "shared"),
+    "ensemble in jit": Transform(jit_of(members_of), members_oracle, True, "members"),
+    "jit in grad": Transform(of_jit(value_and_grad_of), value_and_grad_oracle, True),
+    "jit in vmap": Transform(of_jit(shared_of), shared_oracle, True, "shared"),
+    "checkpoint in grad": Transform(lambda f, h, w: grad_of(tether.checkpoint(f), h, w), grad_oracle),
+    "grad in checkpoint": Transform(lambda f, h, w: tether.checkpoint(grad_of(f, h, w)), grad_oracle),
+    "grad of grad in jit": Transform(jit_of(second_of), second_oracle, True),
+}
+
+
+def make_task(kind: Kind, transform: Transform) -> tether.Module:
+    if transform.lanes == "members":
+        return tether.stack([Task(kind.make(), 1.0 + i) for i in range(LANES)])
+    return Task(kind.make("lanes" if transform.lanes else None))
+
+
+def state_of(task: tether.Module) -> Values:
+    values = {path: variable.value for path, variable in tether.variables(task).items()}
+    return {**values, "rng": stream_value()}
+
+
+def stream_value() -> Any:
+    return tether.pure(tether.random.draw).values()["tether.random.default"]
+
+
+@functools.cache
+def oracle(kind: str, transform: str) -> tuple[list[Any], list[Values]]:
+    """Results and states of four calls, one after the other; the first state is the one before them."""
+    tether.seed(0)
+    row, column = KINDS[kind], TRANSFORMS[transform]
+    states, results = [state_of(make_task(row, column))], []
+    for _ in range(4):
+        result, state = jax.jit(functools.partial(column.oracle, row))(states[-1], XS if column.lanes else X)
+        results.append(result)
+        states.append(state)
+    return results, states
+
+
+class Watch:
+    """What must not change: the structure, the order of the leaves, their avals."""
+
+    def __init__(self, task: tether.Module):
+        self.task, self.before = task, self._now()
+
+    def _now(self) -> Any:
+        leaves, treedef = jax.tree.flatten(self.task)
+        assert all(isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+        weak = [jax.typeof(leaf).weak_type for leaf in leaves if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)]
+        assert not any(weak)
+        return treedef, [(leaf.shape, leaf.dtype) for leaf in leaves], list(tether.variables(self.task))
+
+    def check(self, state: Values) -> None:
+        assert self._now() == self.before
+        assert_close(state_of(self.task), state)
+
+
+def assert_close(actual: Any, desired: Any) -> None:
+    if isinstance(actual, tether.Module):
+        actual = {path: v.value for path, v in tether.variables(actual).items() if v.value is not None}
+    if isinstance(desired, dict):
+        assert actual.keys() == desired.keys()
+        for name in desired:
+            assert_close(actual[name], desired[name])
+    elif isinstance(desired, tuple):
+        for a, d in zip(actual, desired, strict=True):
+            assert_close(a, d)
+    elif jnp.issubdtype(desired.dtype, jax.dtypes.prng_key):
+        np.testing.assert_array_equal(jax.random.key_data(actual), jax.random.key_data(desired))
+    else:
+        assert (actual.shape, actual.dtype) == (desired.shape, desired.dtype)
+        np.testing.assert_allclose(actual, desired, rtol=2e-4, atol=2e-5)
+
+
+@contextlib.contextmanager
+def runs(count: int) -> Iterator[None]:
+    LOG[:] = ["go"]
+    yield
+    assert LOG[1:] == ["run"] * count
+
+
+@contextlib.contextmanager
+def missed_reads_are_fine() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MissedReadWarning)
+        yield
+
+
+def cells() -> Iterator[Any]:
+    for kind, transform, way in itertools.product(KINDS, TRANSFORMS, WAYS):
+        if TRANSFORMS[transform].lanes == "members" and way is not by_argument:
+            continue  # a stacked model is mapped where it is an argument
+        yield pytest.param(kind, transform, way, id=f"{kind}-{transform}-{way.__name__}")
+
+
+@pytest.mark.parametrize(("kind", "transform", "way"), list(cells()))
+def test_cell(kind: str, transform: str, way: Callable[..., Any]) -> None:
+    results, states = oracle(kind, transform)
+    tether.seed(0)
+    row, column = KINDS[kind], TRANSFORMS[transform]
+    x, other = (XS, OTHERS) if column.lanes else (X, OTHER)
+    task = make_task(row, column)
+    holder, watch = [task], Watch(task)
+    watch.check(states[0])
+    fun, args, rebind = way(task)
+    first = 2 if column.compiled and way is by_missed_read else 1
+    later = 0 if column.compiled else 1
+
+    with missed_reads_are_fine():
+        call = column.apply(fun, holder, way)
+        with runs(first):
+            assert_close(call(*args, x), results[0])
+        watch.check(states[1])
+
+        if not column.compiled:
+            call = column.apply(fun, holder, way)  # a fresh one must not meet what the last one left
+        with runs(later):
+            assert_close(call(*args, x), results[1])
+        watch.check(states[2])
+
+        if transform != "eager":
+            LOG[:] = ["fail"]
+            with pytest.raises(Boom):
+                call(*args, other)
+            watch.check(states[2])
+        with runs(later):
+            assert_close(call(*args, x), results[2])
+        watch.check(states[3])
+
+        clone = tether.clone(task)
+        copied = Watch(clone)
+        copied.check(states[3])
+        assert copied.before == watch.before
+        holder[0] = clone
+        if rebind is None:
+            fun, args, _ = way(clone)
+            call = column.apply(fun, holder, way)
+        else:
+            args = rebind(clone)
+        with runs(first if rebind is None else later):
+            assert_close(call(*args, x), results[3])
+        copied.check(states[4])
+        watch.check({**states[3], "rng": states[4]["rng"]})  # the original has not moved
+
+
+@pytest.mark.parametrize(
+    ("kind", "transform", "way"),
+    [
+        pytest.param(kind, transform, WAYS[0 if TRANSFORMS[transform].lanes == "members" else (i + j) % len(WAYS)])
+        for i, kind in enumerate(KINDS)
+        for j, transform in enumerate(TRANSFORMS)
+    ],
+)
+def test_nothing_leaks(kind: str, transform: str, way: Callable[..., Any]) -> None:
+    """The ways in turn: JAX compiles everything anew while it looks for leaks."""
+    results, states = oracle(kind, transform)
+    tether.seed(0)
+    row, column = KINDS[kind], TRANSFORMS[transform]
+    task = make_task(row, column)
+    watch = Watch(task)
+    fun, args, _ = way(task)
+    LOG[:] = ["go"]
+    with missed_reads_are_fine(), jax.checking_leaks():
+        for i in range(2):
+            result = column.apply(fun, [task], way)(*args, XS if column.lanes else X)
+            assert_close(result, results[i])
+            del result
+        LOG[:] = ["fail"]
+        if transform != "eager":
+            with pytest.raises(Boom):
+                column.apply(fun, [task], way)(*args, OTHERS if column.lanes else OTHER)
+    watch.check(states[2])
