@@ -129,7 +129,7 @@ class SelectionError(TetherError, KeyError):
     __str__ = TetherError.__str__
 
 
-class ArgumentError(TetherError, TypeError):
+class ArgumentError(TetherError, TypeError, ValueError):
     """An argument number or name that the function doesn't have, or a wrong option."""
 
 

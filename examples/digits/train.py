@@ -10,6 +10,17 @@ import argparse
 import time
 from pathlib import Path
 
+try:
+    from matplotlib.figure import Figure
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+except ImportError as error:
+    module = (error.name or "a package").partition(".")[0]
+    raise SystemExit(
+        f"The demo needs {'scikit-learn' if module == 'sklearn' else module}, which is not installed: {error}\n"
+        "  fix:      python -m pip install scikit-learn matplotlib   (or run `make demo`, which does it by itself)"
+    ) from None
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,17 +30,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import tether
-
-try:
-    from matplotlib.figure import Figure
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-except ImportError as error:
-    package = {"sklearn": "scikit-learn"}.get(error.name.partition(".")[0], error.name)
-    raise SystemExit(
-        f"The demo needs {package}, which is not installed.\n"
-        "  fix:      python -m pip install scikit-learn matplotlib   (or run `make demo`, which does it by itself)"
-    ) from None
 
 RUNS = Path(__file__).resolve().parents[2] / "runs" / "digits"
 

@@ -93,7 +93,9 @@ def random() -> None:
 
 if __name__ == "__main__":
     tether.seed(0)
-    with jax.checking_leaks():  # JAX raises if a traced value is still alive when its trace is over
+    # JAX raises if a traced value is alive when its trace is over: 0.10.2 for jit and vmap, 0.12 for grad as well.
+    # So every value is looked at above, too.
+    with jax.checking_leaks():
         ones()
         random()
     print("\nNothing leaked: all of it ran under jax.checking_leaks().")

@@ -70,11 +70,12 @@ def test_missing_package_is_named_with_the_remedy(module: str, package: str, tmp
     (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('No module', name={module!r})\n")
     result = run(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert result.returncode == 1
-    assert f"The demo needs {package}, which is not installed.\n  fix:      python -m pip install" in result.stderr
+    assert f"The demo needs {package}, which is not installed: No module" in result.stderr
+    assert "\n  fix:      python -m pip install scikit-learn matplotlib " in result.stderr
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [("--epochs", "0"), ("--batch", "1438")])
-def test_wrong_option_is_refused(arguments: tuple[str, ...]):
-    result = run(*arguments)
-    assert result.returncode == 2 and "error:" in result.stderr and "Traceback" not in result.stderr
+def test_wrong_option_is_refused():
+    result = run("--batch", "1438")
+    assert result.returncode == 2 and "--batch lies between 2 and 1437" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -54,7 +54,7 @@ class Task(tether.Module):
 
     def loss(self, x):
         self.calls = self.calls + 1
-        y = (jnp.asarray(WEIGHTS[: x.shape[0]]) * self.net(x * self.scale)).sum()
+        y = (jnp.asarray(WEIGHTS[: x.shape[0]]) * self.net(x * self.scale[None])).sum()
         LOG.append("run")
         if LOG[0] == "fail":
             raise Boom
@@ -78,13 +78,13 @@ class Average(tether.Module):
 
     def __call__(self, h):
         self.mean = DECAY * self.mean + (1 - DECAY) * h.mean(0)
-        return (h - self.mean) ** 2
+        return (h - self.mean[None]) ** 2
 
 
 class Tied(tether.Module):
     def __init__(self):
-        self.encoder = nn.Linear(3, 3, bias=False, key=jax.random.key(0))
-        self.decoder = nn.Linear(3, 3, bias=False, key=jax.random.key(1))
+        self.encoder = nn.Linear(3, 3, use_bias=False, key=jax.random.key(0))
+        self.decoder = nn.Linear(3, 3, use_bias=False, key=jax.random.key(1))
         self.decoder.weight = tether.cell(self.encoder, "weight")
         self.encoder.weight = jnp.asarray(K)
 
@@ -356,10 +356,10 @@ TRANSFORMS = {
 }
 
 
-def make_task(kind: Kind, transform: Transform) -> tether.Module:
-    if transform.lanes == "members":
+def make_task(kind: Kind, lanes: str) -> tether.Module:
+    if lanes == "members":
         return tether.stack([Task(kind.make(), 1.0 + i) for i in range(LANES)])
-    return Task(kind.make("lanes" if transform.lanes else None))
+    return Task(kind.make("lanes" if lanes else None))
 
 
 def state_of(task: tether.Module) -> Values:
@@ -371,14 +371,18 @@ def stream_value() -> Any:
     return tether.pure(tether.random.draw).values()["tether.random.default"]
 
 
-@functools.cache
 def oracle(kind: str, transform: str) -> tuple[list[Any], list[Values]]:
     """Results and states of four calls, one after the other; the first state is the one before them."""
+    return _oracle(kind, TRANSFORMS[transform].oracle, TRANSFORMS[transform].lanes)
+
+
+@functools.cache
+def _oracle(kind: str, compute: Callable[..., Any], lanes: str) -> tuple[list[Any], list[Values]]:
     tether.seed(0)
-    row, column = KINDS[kind], TRANSFORMS[transform]
-    states, results = [state_of(make_task(row, column))], []
+    states, results = [state_of(make_task(KINDS[kind], lanes))], []
+    step = jax.jit(functools.partial(compute, KINDS[kind]))
     for _ in range(4):
-        result, state = jax.jit(functools.partial(column.oracle, row))(states[-1], XS if column.lanes else X)
+        result, state = step(states[-1], XS if lanes else X)
         results.append(result)
         states.append(state)
     return results, states
@@ -388,7 +392,8 @@ class Watch:
     """What must not change: the structure, the order of the leaves, their avals."""
 
     def __init__(self, task: tether.Module):
-        self.task, self.before = task, self._now()
+        self.task = task
+        self.before = self._now()
 
     def _now(self) -> Any:
         leaves, treedef = jax.tree.flatten(self.task)
@@ -434,9 +439,12 @@ def missed_reads_are_fine() -> Iterator[None]:
 
 
 def cells() -> Iterator[Any]:
-    for kind, transform, way in itertools.product(KINDS, TRANSFORMS, WAYS):
+    """Every way for a single transformation; for a pair of them argument, closure and one of the others in turn."""
+    for (i, kind), (j, transform), way in itertools.product(enumerate(KINDS), enumerate(TRANSFORMS), WAYS):
         if TRANSFORMS[transform].lanes == "members" and way is not by_argument:
             continue  # a stacked model is mapped where it is an argument
+        if " in " in transform and way not in (by_argument, by_closure, WAYS[2 + (i + j) % 6]):
+            continue
         yield pytest.param(kind, transform, way, id=f"{kind}-{transform}-{way.__name__}")
 
 
@@ -446,11 +454,12 @@ def test_cell(kind: str, transform: str, way: Callable[..., Any]) -> None:
     tether.seed(0)
     row, column = KINDS[kind], TRANSFORMS[transform]
     x, other = (XS, OTHERS) if column.lanes else (X, OTHER)
-    task = make_task(row, column)
+    task = make_task(row, column.lanes)
     holder, watch = [task], Watch(task)
     watch.check(states[0])
     fun, args, rebind = way(task)
-    first = 2 if column.compiled and way is by_missed_read else 1
+    is_missed = way is by_missed_read and transform != "grad in jit"  # there wrt= has the model
+    first = 2 if column.compiled and is_missed else 1
     later = 0 if column.compiled else 1
 
     with missed_reads_are_fine():
@@ -496,14 +505,15 @@ def test_cell(kind: str, transform: str, way: Callable[..., Any]) -> None:
         pytest.param(kind, transform, WAYS[0 if TRANSFORMS[transform].lanes == "members" else (i + j) % len(WAYS)])
         for i, kind in enumerate(KINDS)
         for j, transform in enumerate(TRANSFORMS)
+        if (i + j) % 2 == 0
     ],
 )
 def test_nothing_leaks(kind: str, transform: str, way: Callable[..., Any]) -> None:
-    """The ways in turn: JAX compiles everything anew while it looks for leaks."""
+    """Ways and kinds in turn: JAX compiles everything anew while it looks for leaks."""
     results, states = oracle(kind, transform)
     tether.seed(0)
     row, column = KINDS[kind], TRANSFORMS[transform]
-    task = make_task(row, column)
+    task = make_task(row, column.lanes)
     watch = Watch(task)
     fun, args, _ = way(task)
     LOG[:] = ["go"]

@@ -10,6 +10,7 @@ was found, and what was there. On later calls the guards are compared by identit
 from __future__ import annotations
 
 import functools
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from tether._core.module import Module, structure_of, survey, variables_of
 from tether._core.structure import joined
 from tether._core.variable import Cells, Variable
 
-_LIBRARIES = frozenset({"jax", "jaxlib", "numpy", "scipy", "optax", "chex", "builtins", "functools", "tether", "rich"})
+_LIBRARIES = frozenset({"builtins", "jax", "tether"})
 _LEAVES = (bool, int, float, complex, str, bytes, type(None))
 _MOST_ITEMS = 10_000  # of one container: beyond, a read that was missed finds the rest
 
@@ -170,13 +171,14 @@ class Reach:
 
     def _object(self, value: Any, name: str) -> bool:
         fields = getattr(value, "__dict__", None)
-        if not isinstance(fields, dict) or _is_library(type(value).__module__):
+        is_plain = isinstance(value, types.SimpleNamespace) or not _is_library(type(value).__module__)
+        if not isinstance(fields, dict) or not is_plain:
             return False
-        self.objects.append(value)
         self._class(type(value), name)
         found = {key: self.add(part, joined(name, key)) for key, part in list(fields.items())}
         names, owner = [key for key, is_found in found.items() if is_found], _weakly(value)
         if names:
+            self.objects.append(value)
             look = lambda: tuple(getattr(owner(), "__dict__", {}).get(key) for key in names)
             self.guards.append(Guard(look, look()))
         return bool(names)
@@ -207,4 +209,13 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _is_library(module_name: str | None) -> bool:
-    return (module_name or "").partition(".")[0] in _LIBRARIES
+    """Whether a module is of the standard library or installed: no place for a user's global models."""
+    return _is_library_package((module_name or "").partition(".")[0])
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library_package(name: str) -> bool:
+    if name in _LIBRARIES or name in sys.stdlib_module_names - {"__main__"}:
+        return True
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file

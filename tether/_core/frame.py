@@ -68,7 +68,7 @@ class Frame:
     Attributes:
         values: Variable -> its value inside: those given at the start, and those written.
         lane: Inside vmap, the index of the lane; random streams are told apart by it.
-        children: Stream of random keys from outside -> its private child in the lanes.
+        children: Stream of random keys from outside -> its private child in the lanes, and where that began.
     """
 
     __slots__ = (
@@ -93,7 +93,7 @@ class Frame:
         self.reads: dict[Variable, None] = {}
         self.written: dict[Variable, None] = {}
         self.missed: dict[Variable, None] = {}
-        self.children: dict[Variable, Variable] = {}
+        self.children: dict[Variable, Any] = {}
         self.birth = next(births)
         self.home: Any = None
         self.outer = _trace.current()  # where the transformation was called: a read that passes goes on from there

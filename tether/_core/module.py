@@ -32,6 +32,7 @@ from tether._core.structure import (
     holds_cells_or_modules,
     mapped,
     materialized,
+    picklable,
     static_key,
 )
 from tether._core.variable import Cells, Not, Rng, Variable
@@ -259,7 +260,8 @@ class Module(_Typed, metaclass=ModuleMeta):
         return new
 
     def __getstate__(self) -> Any:
-        return dict(vars(self)), self._tether.flags(), self._tether.sealed, self._tether.label
+        fields = {name: mapped(stored, picklable) for name, stored in vars(self).items()}
+        return fields, self._tether.flags(), self._tether.sealed, self._tether.label
 
     def __setstate__(self, state: Any) -> None:
         fields, flags, sealed, path = state

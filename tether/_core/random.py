@@ -8,6 +8,7 @@ advances once, and each lane's child begins with the lane's index folded in.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -56,13 +57,13 @@ def draw(stream: Rng | None = None) -> Any:
 
 
 def _draw(stream: Rng, level: int) -> Any:
-    private = _own_stream(stream, level)
+    private = _own_stream(stream, level, _frame.read)
     key, drawn = jax.random.split(_frame.read(private))
     assign(private, key)
     return drawn
 
 
-def _own_stream(stream: Rng, level: int) -> Rng:
+def _own_stream(stream: Rng, level: int, look: Callable[[Rng], Any]) -> Rng:
     """The stream, or its private child in the innermost of the first ``level`` Frames that has lanes."""
     for index in reversed(range(level)):
         frame = _frame.thread.frames[index]
@@ -73,10 +74,20 @@ def _own_stream(stream: Rng, level: int) -> Rng:
         if stream in frame.given:  # a stacked stream: each lane has its own already
             break
         if stream not in frame.children:
-            start = jax.random.fold_in(_draw(stream, index), frame.lane)
-            frame.children[stream] = Rng.make(start, label=f"{stream.label} in a lane of {frame.kind}")
-        return frame.children[stream]
+            outside = _own_stream(stream, index, look)
+            after, drawn = jax.random.split(look(outside))
+            start = jax.random.fold_in(drawn, frame.lane)
+            child = Rng.make(start, label=f"{stream.label} in a lane of {frame.kind}")
+            frame.children[stream] = child, start, outside, after
+        return frame.children[stream][0]
     return stream
+
+
+def settle(frame: _frame.Frame) -> None:
+    """At the end of a Frame with lanes: the streams outside advance, once, if a lane has drawn."""
+    for child, start, outside, after in frame.children.values():
+        if child._value is not start:
+            assign(outside, after)
 
 
 def streams() -> list[Rng]:
@@ -84,6 +95,10 @@ def streams() -> list[Rng]:
 
     Called before the staging, so that a child is made outside, where its key belongs.
     """
-    stream, frames = current_stream(), _frame.thread.frames
-    inside = any(frame.lane is not None for frame in frames)
-    return list(dict.fromkeys([stream, _own_stream(stream, len(frames))])) if inside else [stream]
+    stream, level = current_stream(), len(_frame.thread.frames)
+    return list(dict.fromkeys([stream, _own_stream(stream, level, _frame.peek)])) if in_lanes() else [stream]
+
+
+def in_lanes() -> bool:
+    """Whether some Frame of this thread has lanes, so that streams are private to them."""
+    return any(frame.lane is not None for frame in _frame.thread.frames)

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from tether._core.module import Module, structure_of, survey, variables_of
-from tether._core.structure import Structure, is_below, is_trainable
+from tether._core.structure import Structure, is_below, is_trainable, joined
 from tether._core.variable import Cells, Not, Param, Variable
 from tether.errors import SelectionError, describe
 
@@ -140,7 +140,7 @@ def variables(of: Any, select: Any = Variable) -> dict[str, Variable]:
         ['weight', 'bias']
     """
     if isinstance(of, Variable):
-        return {of.label: of}
+        return {of.label: of} if _names_loose(select, of) else {}
     if isinstance(of, Cells):
         return variables(jax.tree.unflatten(of.treedef, of.variables), select)
     if isinstance(of, Module):
@@ -152,9 +152,19 @@ def variables(of: Any, select: Any = Variable) -> dict[str, Variable]:
     found: dict[Variable, str] = {}
     for key, part in of.items() if isinstance(of, dict) else enumerate(of):
         for path, variable in variables(part, select).items():
-            joint = "" if path.startswith("[") or not path else "."
-            found.setdefault(variable, f"[{key!r}]{joint}{path}")
+            found.setdefault(variable, f"[{key!r}]" if part is variable else joined(f"[{key!r}]", path))
     return {path: variable for variable, path in found.items()}
+
+
+def _names_loose(select: Any, variable: Variable) -> bool:
+    """Whether a selection names a Variable of no module."""
+    if isinstance(select, Not):
+        return not _names_loose(select.select, variable)
+    if isinstance(select, list | tuple | set | frozenset):
+        return any(_names_loose(part, variable) for part in select)
+    if isinstance(select, where):
+        return bool(select.fn(variable.label, variable))
+    return select is variable or (isinstance(select, type | types.UnionType) and isinstance(variable, select))
 
 
 def cell(module: Module, path: str) -> Variable:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import importlib
+import operator
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -119,6 +121,8 @@ class _Same:
 
 def static_key(value: Any, name: str = "", inside: tuple[int, ...] = ()) -> Any:
     """A hashable stand-in for a setting: equal exactly where programs traced with the settings are equal."""
+    if value is None:
+        return None
     if id(value) in inside:
         return ("cycle", inside.index(id(value)))
     again = functools.partial(static_key, name=name, inside=(*inside, id(value)))
@@ -129,7 +133,7 @@ def static_key(value: Any, name: str = "", inside: tuple[int, ...] = ()) -> Any:
     if isinstance(value, types.MethodType):
         return ("method", again(value.__func__), _Same(value.__self__))
     if isinstance(value, float):
-        return (float, value.hex())
+        return (type(value), value.hex())
     if isinstance(value, tuple | list):
         return (type(value), *map(again, value))
     if isinstance(value, dict):
@@ -197,7 +201,7 @@ class Structure:
         paths: Path of each distinct Variable, in the order of the leaves.
         places: Every path of every Variable -> index; a tied one has several.
         frozen: Indices of the Variables that a view froze.
-        owners: For each Variable, the paths and classes of the modules that it lies in, outermost first.
+        owners: For each Variable, the paths and classes of the modules that it lies in, at all its places.
         module_paths: Path of each distinct module, outermost first.
         module_places: Every path of every module.
     """
@@ -284,7 +288,7 @@ class Survey:
         self._inside = (*around, (path, type(module)))
         fields = []
         for name, stored in vars(module).items():
-            is_named = name not in module._transparent_ or hasattr(stored, "_tether")
+            is_named = name not in module._transparent_ or is_module(stored)
             place = joined(path, name) if is_named else path
             fields.append((name, self._node(stored, place)))
         for name in info.frozen:
@@ -295,6 +299,9 @@ class Survey:
 
     def _alias(self, first: str, path: str) -> None:
         """Names what lies in a module by the path of another place of it, too."""
+        for place, index in self.places.items():
+            if is_below(place, first):
+                self._own(index)
         if first:
             inside = [place for place in self.places if is_below(place, first)]
             self.places.update({path + place[len(first) :]: self.places[place] for place in inside})
@@ -304,7 +311,7 @@ class Survey:
     def _node(self, stored: Any, path: str) -> Any:
         if isinstance(stored, Variable):
             return ("cell", self._variable(stored, path))
-        if hasattr(stored, "_tether"):
+        if is_module(stored):
             return self._module(stored, path)
         if isinstance(stored, Cells):
             keys = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(stored.treedef, stored.variables))[0]
@@ -326,17 +333,26 @@ class Survey:
     def _variable(self, variable: Variable, path: str) -> int:
         if variable not in self.variables:
             self.variables[variable] = path
-            self.owners.append(self._inside)
+            self.owners.append(())
             index = len(self.variables) - 1
         else:
             index = self.places[self.variables[variable]]
         self.places[path] = index
+        self._own(index)
         return index
+
+    def _own(self, index: int) -> None:
+        self.owners[index] += tuple(owner for owner in self._inside if owner not in self.owners[index])
+
+
+def is_module(value: Any) -> bool:
+    """Whether the value is a Module; the class stands above this file, and the slot tells."""
+    return hasattr(type(value), "_tether")
 
 
 def holds_cells_or_modules(stored: Any) -> bool:
     """Whether a dataclass instance holds a Variable or Module, and so is a container rather than a setting."""
-    if not dataclasses.is_dataclass(stored) or isinstance(stored, type) or hasattr(stored, "_tether"):
+    if not dataclasses.is_dataclass(stored) or isinstance(stored, type) or is_module(stored):
         return False
     return any(contains(getattr(stored, field.name), modules=True) for field in dataclasses.fields(stored))
 
@@ -345,7 +361,7 @@ def contains(stored: Any, modules: bool) -> bool:
     """Whether there is a Variable (or with ``modules`` a Module) somewhere in a container."""
     if isinstance(stored, Variable | Cells | Reference):
         return True
-    if hasattr(stored, "_tether"):
+    if is_module(stored):
         return modules
     if isinstance(stored, functools.partial):
         return contains((stored.func, stored.args, stored.keywords), modules)
@@ -356,6 +372,30 @@ def contains(stored: Any, modules: bool) -> bool:
     if dataclasses.is_dataclass(stored) and not isinstance(stored, type):
         return any(contains(getattr(stored, field.name), modules) for field in dataclasses.fields(stored))
     return False
+
+
+class _ByName:
+    """A setting that pickle can't hold, such as ``jax.nn.relu``, by the name under which it is imported."""
+
+    def __init__(self, value: Any):
+        self.module, self.name = value.__module__, value.__qualname__
+
+    def __reduce__(self) -> Any:
+        return _imported, (self.module, self.name)
+
+
+def _imported(module: str, name: str) -> Any:
+    return operator.attrgetter(name)(importlib.import_module(module))
+
+
+def picklable(setting: Any) -> Any:
+    """A setting as pickle can hold it: an object of a library by its name, everything else as it is."""
+    if not callable(setting) or isinstance(setting, type | types.FunctionType | types.BuiltinFunctionType):
+        return setting
+    try:
+        return _ByName(setting) if _imported(setting.__module__, setting.__qualname__) is setting else setting
+    except (AttributeError, ImportError, TypeError):
+        return setting
 
 
 def mapped(stored: Any, fun: Any) -> Any:

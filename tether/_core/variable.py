@@ -325,7 +325,7 @@ def _as_array(variable: Variable, new: Any, old: Any) -> Any:
         return jnp.asarray(np.asarray(new, old.dtype) if is_whole else new)
     except (TypeError, ValueError, OverflowError) as error:
         raise DtypeError(
-            "a write of something that the Variable can't hold.",
+            "a write would lose what the Variable can't hold.",
             at=variable.describe(),
             got=describe(new),
             expected=describe(old),

@@ -67,6 +67,7 @@ def make_view(module: Module, select: Any, settings: dict[str, Any], depth: int)
 
 def _memoised(module: Module, key: Any, make: Callable[[], Structure]) -> Module:
     """The view of one kind: the one that somebody holds, else built of the Structure made the first time."""
+    structure_of(module)  # raises if this is no module
     memo = module._tether.views
     token, structure, made = memo.get(key, (_Token(), None, None))
     new = made() if made is not None else None

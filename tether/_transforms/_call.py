@@ -57,8 +57,8 @@ def split(value: Any, mark: Callable[[Any], Any], leaves: list[Any]) -> Any:
     if isinstance(value, jax.Array):
         leaves.append(value)
         return value.shape, value.dtype, getattr(value, "weak_type", False)  # a typed key has none
-    if is_stateful(value):
-        return mark(value)
+    if is_stateful(value) or isinstance(value, np.ndarray | np.generic | bool | int | float | complex | str):
+        return _part_key(value, mark, leaves, plain=True)
     parts, treedef = jax.tree.flatten(value, is_leaf=is_stateful)
     return treedef, *[_part_key(part, mark, leaves, plain) for part, plain in _with_place(parts, treedef)]
 
@@ -69,9 +69,10 @@ def _part_key(part: Any, mark: Callable[[Any], Any], leaves: list[Any], plain: b
     if not is_dynamic(part, plain):
         return static_key(part)
     leaves.append(part)
-    if isinstance(part, int | float | complex) and not isinstance(part, np.generic):
-        return type(part)
-    return part.shape, part.dtype, getattr(part, "weak_type", False)
+    is_number = isinstance(part, int | float | complex) and not isinstance(part, np.generic)
+    if isinstance(part, jax.Array):
+        return part.shape, part.dtype, getattr(part, "weak_type", False)
+    return np.shape(part), jax.dtypes.canonicalize_dtype(np.result_type(part)), is_number
 
 
 def is_dynamic(part: Any, plain: bool) -> bool:

@@ -24,6 +24,7 @@ from tether._core import trace as _trace
 from tether._core.discovery import Reach
 from tether._core.lift import unpack
 from tether._core.module import state_lost, structure_of, variables_of
+from tether._core.random import in_lanes
 from tether._core.structure import static_key
 from tether._core.variable import Variable, own_copy
 from tether._transforms import _arguments
@@ -99,7 +100,7 @@ class Jit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves: list[Any] = []
         key = self._key(args, kwargs, identity, leaves)
-        found = self._plans.get(key) if _frame.thread.stream is None else None
+        found = self._plans.get(key) if _has_default_stream() else None
         if found is None or not found.hold():
             found = self._make_plans(key, args, kwargs, leaves)
         for plan in found.plans:
@@ -156,7 +157,7 @@ class Jit:
         lifted, fixed = arrays_and_others(reach)
         programs = self._programs.get(self._likeness(reach, lifted, fixed, args, kwargs), ())
         found = _Plans([_Plan(program, lifted, reach) for program in programs], reach)
-        if _frame.thread.stream is None:
+        if _has_default_stream():
             self._remember(key, found, reach)
         for plan in found.plans:
             _commit(plan, leaves)
@@ -287,6 +288,11 @@ def jit(
 def is_nested() -> bool:
     """Whether this thread is inside a transformation, Tether's or JAX's."""
     return bool(_frame.thread.frames) or _trace.current() is not _trace.EVALUATING
+
+
+def _has_default_stream() -> bool:
+    """Whether random draws come from the default stream itself: a plan holds the stream that it was made for."""
+    return _frame.thread.stream is None and not (_frame.thread.frames and in_lanes())
 
 
 def arrays_and_others(reach: Reach) -> tuple[list[Variable], dict[Variable, Any]]:

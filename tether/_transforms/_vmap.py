@@ -14,6 +14,7 @@ from tether._core import frame as _frame
 from tether._core import trace as _trace
 from tether._core.lift import Lifted, is_module
 from tether._core.module import Module, variables_of
+from tether._core.random import settle
 from tether._core.selection import matches
 from tether._core.variable import Variable
 from tether._core.views import restacked
@@ -243,6 +244,7 @@ class _Outputs:
             elif part._tether.birth > frame.birth:
                 self.axes += [axis] * len(jax.tree.leaves(part))
                 self.module_axes.append(axis)
+        settle(frame)
         for variable in frame.written:
             axis, rule = self._write(variable, frame)
             self.write_axes.append(axis)
@@ -264,6 +266,7 @@ class _Outputs:
             return None, None
         rule = self._inputs.rule(variable)
         if rule is None:
+            name = repr(variable.label) if variable.label else "variable"
             axis = f"axis {self._axis_name!r}" if self._axis_name is not None else "the mapped axis"
             raise VmapWriteError(
                 "vmap: a write to a shared Variable differs from lane to lane.",
@@ -273,8 +276,8 @@ class _Outputs:
                 fix=[
                     f"combine it over the lanes: {type(variable).__name__}(x, reduce='mean') at its declaration, "
                     "or jax.lax.pmean over axis_name",
-                    f"one copy a lane: a stacked module, or tether.vmap(f, writes={{{variable.label!r}: 'stack'}})",
-                    f"leave it as it was: tether.vmap(f, writes={{{variable.label!r}: 'discard'}})",
+                    f"one copy a lane: a stacked module, or tether.vmap(f, writes={{{name}: 'stack'}})",
+                    f"leave it as it was: tether.vmap(f, writes={{{name}: 'discard'}})",
                 ],
             )
         return 0, rule

@@ -40,7 +40,12 @@ class Optimizer(Module):
 
     def __init__(self, model: Module, tx: optax.GradientTransformation, wrt: Any = Param):
         if not isinstance(model, Module):
-            raise OptimizerError("Optimizer: the model is no Module.", got=describe(model))
+            raise OptimizerError(
+                "Optimizer: the model is no Module.",
+                got=describe(model),
+                expected="a Module",
+                fix="tether.Optimizer(model, tx): the model first",
+            )
         if not (hasattr(tx, "init") and hasattr(tx, "update")):
             raise OptimizerError(
                 "Optimizer: tx is no optax transformation.",
@@ -53,7 +58,7 @@ class Optimizer(Module):
             raise OptimizerError(
                 "Optimizer: there is nothing to train.",
                 at=type(model).__name__,
-                got=f"wrt={wrt!r}",
+                got=f"wrt={describe(wrt)}",
                 expected="a selection of float Variables",
                 fix="a frozen Param is no Param: select it by its path",
             )
@@ -88,6 +93,7 @@ class Optimizer(Module):
         extra = {name: self._by_path(value) if isinstance(value, Module) else value for name, value in extra.items()}
         old = self.state
         updates, new = self.tx.update(full, old, params, **extra)
+        _check_state(old, new)
         applied = optax.apply_updates(params, updates)
         self._write(
             [variables[path] for path in given],
@@ -97,17 +103,9 @@ class Optimizer(Module):
 
     def _write(self, trained: list[Variable], values: list[Any], state: Any) -> None:
         """Writes Variables and state at once: a signal between them would leave half a step."""
-        leaves, treedef = jax.tree.flatten(state)
-        before = jax.tree.structure(self.state)
-        if treedef != before:
-            raise OptimizerError(
-                "Optimizer.update: tx changes the structure of its state.",
-                got=str(treedef),
-                expected=str(before),
-                fix="a transformation whose update returns a state like that of its init",
-            )
         written = [*trained, *variables_of(self)]
-        new = [coerced(variable, value) for variable, value in zip(written, [*values, *leaves], strict=True)]
+        given = [*values, *jax.tree.leaves(state)]
+        new = [coerced(variable, value) for variable, value in zip(written, given, strict=True)]
         _frame.write_back(written, new)
 
     def _variables(self) -> dict[str, Variable]:
@@ -162,7 +160,19 @@ class Optimizer(Module):
                 at=f"{path}  ({type(param).__name__})",
                 got=describe(value),
                 expected=describe(param.value),
+                fix="tether.grad(loss)(model) gives gradients of the model's shapes",
             )
+
+
+def _check_state(old: Any, new: Any) -> None:
+    before, after = jax.tree.structure(old), jax.tree.structure(new)
+    if before != after:
+        raise OptimizerError(
+            "Optimizer.update: tx changes the structure of its state.",
+            got=str(after),
+            expected=str(before),
+            fix="a transformation whose update returns a state like that of its init",
+        )
 
 
 def _with_old_slots(old: Any, new: Any, paths: set[str]) -> Any:

@@ -98,7 +98,10 @@ def by_variable(model: Module, values: Any, unknown: list[str] | None = None) ->
         return {variable: value for variable, value in pairs if value is not None}
     if not isinstance(values, Mapping):
         raise StructureError(
-            "values for a module are of no known form.", got=describe(values), expected="a module, or {path: array}"
+            "values for a module are of no known form.",
+            got=describe(values),
+            expected="a module, or {path: array}",
+            fix="tether.variables(model) has the paths",
         )
     given: dict[Variable, Any] = {}
     for path, value in values.items():
@@ -139,6 +142,7 @@ def _bound(variable: Variable, value: Any) -> Any:
             at=variable.describe(),
             got=describe(value),
             expected=describe(old),
+            fix="give a value of the cell's shape, or build a model of the shape that you need",
         )
     if any(
         jnp.issubdtype(old.dtype, k) and jnp.issubdtype(value.dtype, k) for k in (jnp.floating, jnp.complexfloating)

@@ -31,15 +31,23 @@ def lerp(a: Module, b: Module, t: Any, select: Any = Param) -> Module:
     """
     if structure_of(a).paths != structure_of(b).paths:
         raise StructureError(
-            "lerp: the modules differ in structure.", got=repr(structure_of(b)), expected=repr(structure_of(a))
+            "lerp: the modules differ in structure.",
+            got=f"{type(b).__name__} of {len(structure_of(b).paths)} Variables",
+            expected=f"{type(a).__name__} of {len(structure_of(a).paths)} Variables",
+            fix="two states of one model: tether.snapshot(model) makes another",
         )
     others = dict(zip(variables_of(a), variables_of(b), strict=True))
     values = {}
     for variable in matches(select, a):
         x, y = _frame.read(variable), _frame.read(others[variable])
         if x.shape != y.shape:
-            at = variable.describe()
-            raise StructureError("lerp: the modules differ in shape.", at=at, got=describe(y), expected=describe(x))
+            raise StructureError(
+                "lerp: the modules differ in shape.",
+                at=variable.describe(),
+                got=describe(y),
+                expected=describe(x),
+                fix="two states of one model: tether.snapshot(model) makes another",
+            )
         if jnp.issubdtype(x.dtype, jnp.inexact):
             values[variable] = _between(x, y.astype(x.dtype), jnp.asarray(t, x.dtype))
     return replace_values(a, values)

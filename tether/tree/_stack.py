@@ -31,7 +31,12 @@ def stack(members: Sequence[Module]) -> Module:
         (2, 3, 2)
     """
     if not members:
-        raise StructureError("stack: there are no members.", got="an empty list", expected="one module or more")
+        raise StructureError(
+            "stack: there are no members.",
+            got="an empty list",
+            expected="one module or more",
+            fix="tether.stack([Layer(...) for _ in range(1)])",
+        )
     first = members[0]
     for place, member in enumerate(members):
         _check_like(member, first, f"member {place}")
@@ -97,7 +102,10 @@ def _checked(stacked: Module, place: Any) -> Any:
         return place
     if not hasattr(place, "__index__") or not -count <= place.__index__() < count:
         raise ArgumentError(
-            "index: there is no such member.", got=describe(place), expected=f"a number in [{-count}, {count})"
+            "index: there is no such member.",
+            got=describe(place),
+            expected=f"a number in [{-count}, {count})",
+            fix="tether.unstack(modules) gives all members",
         )
     return place
 
@@ -116,9 +124,16 @@ def _check_settings(member: Module, like: Module, name: str) -> None:
 def _check_like(member: Module, like: Module, name: str) -> None:
     mine, theirs = structure_of(like), structure_of(member)
     if mine.paths != theirs.paths or mine.kinds != theirs.kinds or type(member) is not type(like):
-        raise StructureError("stack: the modules differ in structure.", at=name, got=repr(theirs), expected=repr(mine))
+        raise StructureError(
+            "stack: the modules differ in structure.",
+            at=name,
+            got=f"{type(member).__name__} of {len(theirs.paths)} Variables",
+            expected=f"{type(like).__name__} of {len(mine.paths)} Variables",
+            fix="members of one class, built by the same arguments",
+        )
     for path, a, b in zip(mine.paths, variables_of(like), variables_of(member), strict=True):
         a, b = _frame.read(a), _frame.read(b)
         if a.shape != b.shape or a.dtype != b.dtype:
             what = "stack: the modules differ in shape."
-            raise StructureError(what, at=f"{name}: {path}", got=describe(b), expected=describe(a))
+            fix = "members of one shape and dtype: build them by the same arguments"
+            raise StructureError(what, at=f"{name}: {path}", got=describe(b), expected=describe(a), fix=fix)

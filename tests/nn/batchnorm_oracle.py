@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of BatchNorm measure by: float64 NumPy, and the layer as one would write it in plain JAX."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+RNG = np.random.default_rng(0)
+X = np.array([[1, 10], [3, 20], [5, 30], [7, 40]], np.float32)
+STANDARD = np.array([-1.341639, -0.447213, 0.447213, 1.341639])
+
+
+def oracle(x: np.ndarray, axes: tuple[int, ...], eps: float = 1e-5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Output, mean and biased variance in float64."""
+    x = np.asarray(x, np.float64)
+    mean, var = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
+    return (x - mean) / np.sqrt(var + eps), mean.ravel(), var.ravel()
+
+
+def normal(*shape: int, loc: float = 0.0, scale: float = 1.0) -> np.ndarray:
+    return RNG.normal(loc, scale, shape).astype(np.float32)
+
+
+def close(actual, desired, tolerance: float = 1e-5) -> None:
+    np.testing.assert_allclose(np.asarray(actual), desired, rtol=tolerance, atol=tolerance)
+
+
+def by_hand(x, weight, bias):
+    """BatchNorm of float[batch, size] as one would write it."""
+    mean, var = x.mean(0, keepdims=True), x.var(0, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(var + 1e-5) * weight[None] + bias[None]
