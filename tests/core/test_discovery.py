@@ -74,7 +74,7 @@ def from_helper(x: Any) -> Any:
 
 def from_nested(x: Any) -> Any:
     def inner(y: Any) -> Any:
-        return [GLOBAL(z) for z in [y]][0]
+        return sum(GLOBAL(z) for z in [y])
 
     return inner(x)
 
@@ -161,7 +161,9 @@ def test_is_found(way: str):
     assert {tether.cell(GLOBAL, "scale"), tether.cell(GLOBAL, "calls")} <= found
 
 
-@pytest.mark.parametrize("way", ["the module itself", "bound method", "helper", "closure in a list", "wraps", "compiled inside"])
+@pytest.mark.parametrize(
+    "way", ["the module itself", "bound method", "helper", "closure in a list", "wraps", "compiled inside"]
+)
 def test_compiled_function_sees_values_and_writes(way: str):
     GLOBAL.calls, GLOBAL.scale = 0, 1.0
     f = tether.jit(WAYS[way])

@@ -372,7 +372,9 @@ class TestBirths:
 
     @pytest.mark.parametrize("transformed", [tether.jit, tether.vmap, tether.checkpoint])
     def test_one_that_is_returned_is_concrete(self, transformed: Callable[..., Any]):
-        module = transformed(lambda x: tether.replace(nn.LayerNorm(2), {"weight": tether.Param(x)}))(jnp.ones((2, 2))[:2])
+        module = transformed(lambda x: tether.replace(nn.LayerNorm(2), {"weight": tether.Param(x)}))(
+            jnp.ones((2, 2))[:2]
+        )
         for variable in tether.variables(module).values():
             assert not isinstance(variable.value, jax.core.Tracer)
 

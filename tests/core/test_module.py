@@ -52,22 +52,6 @@ class Held(tether.Module):
         self.part = part
 
 
-class Square(tether.Module):
-    def __init__(self):
-        self.weight = tether.Param(jnp.asarray([[1.0, 2.0], [3.0, 4.0]]))
-
-
-class Siblings(tether.Module):
-    """O5."""
-
-    def __init__(self):
-        self.enc, self.dec = Square(), Square()
-        self.dec.weight = tether.cell(self.enc, "weight")
-
-    def __call__(self, x: Any) -> Any:
-        return x @ self.enc.weight @ self.dec.weight
-
-
 def call_part(outer: Any) -> Any:
     return outer.part[0](jnp.ones((2, 3)))
 
@@ -395,17 +379,6 @@ class TestClasses:
         wrapped = functools.wraps(Net())(lambda x: x)
         assert callable(wrapped)
 
-    def test_class_attribute_is_untouched_by_instances(self):
-        class WithDefault(tether.Module):
-            bias = None
-
-            def __init__(self, bias: Any = None):
-                if bias is not None:
-                    self.bias = bias
-
-        WithDefault(tether.Param(jnp.ones(1)))
-        assert WithDefault.bias is None and WithDefault().bias is None
-
 
 class TestCalls:
     def test_every_module_takes_training_and_key(self):
@@ -489,71 +462,6 @@ class TestCalls:
         stacked = tether.stack([nn.Linear(2, 2), nn.Linear(2, 2)])
         with pytest.raises(StackedError, match="as a single one"):
             stacked(jnp.ones(2))
-
-
-class TestTies:
-    """CASES 9 and 21."""
-
-    def test_one_leaf_one_gradient(self):
-        model = Siblings()
-        assert list(tether.variables(model)) == ["enc.weight"]
-        assert len(jax.tree.leaves(model)) == 1
-        gradient = tether.grad(lambda m: m(jnp.ones(2)).sum())(model)
-        assert gradient.enc.weight.tolist() == gradient.dec.weight.tolist() == [[7, 11], [9, 13]]
-
-    @pytest.mark.parametrize(
-        "copied",
-        [
-            lambda m: jax.tree.map(lambda x: x, m),
-            copy.deepcopy,
-            tether.clone,
-            tether.snapshot,
-            lambda m: pickle.loads(pickle.dumps(m)),
-            lambda m: tether.filter(m, tether.Param),
-            lambda m: tether.combine(*tether.partition(m, tether.Param)),
-            lambda m: tether.jit(tether.clone)(m),
-            lambda m: tether.index(tether.stack([m, m]), 1),
-            lambda m: tether.replace(m, {"enc": m.enc}),
-        ],
-    )
-    def test_stay_after(self, copied: Any):
-        other = copied(Siblings())
-        assert tether.cell(other, "enc.weight") is tether.cell(other, "dec.weight")
-        other.enc.weight = jnp.zeros((2, 2))
-        assert other.dec.weight.tolist() == [[0, 0], [0, 0]]
-        assert len(jax.tree.leaves(other)) == 1
-
-    def test_shared_module_updates_one_statistic_in_order(self):
-        """O2: one BatchNorm called on 2 then 4, decay 0.9."""
-        norm = nn.BatchNorm(1, decay=0.9)
-        model = Held([norm, norm])
-
-        def twice(model: Any) -> Any:
-            for layer, value in zip(model.part, (2.0, 4.0), strict=True):
-                layer(jnp.full((4, 1), value))
-
-        twice(model)
-        assert float(norm.mean[0]) == pytest.approx(0.58)
-        norm.mean = jnp.zeros(1)
-        tether.jit(twice)(model)
-        assert float(norm.mean[0]) == pytest.approx(0.58)
-        assert model.part[0] is model.part[1]
-
-    def test_module_in_two_places_is_one(self):
-        shared = nn.Linear(2, 2)
-        model = Held({"a": shared, "b": [shared]})
-        assert list(tether.modules(model)) == ["", "part['a']"]
-        other = jax.tree.map(lambda x: x, model)
-        assert other.part["a"] is other.part["b"][0]
-        assert tether.cell(model, "part['b'][0].weight") is tether.cell(model, "part['a'].weight")
-
-    def test_untied_on_purpose(self):
-        model = Siblings()
-        untied = tether.replace(model, {"dec.weight": tether.Param(model.dec.weight)})
-        assert list(tether.variables(untied)) == ["enc.weight", "dec.weight"]
-        gradient = tether.grad(lambda m: m(jnp.ones(2)).sum())(untied)
-        assert gradient.enc.weight.tolist() == [[3, 7], [3, 7]]
-        assert gradient.dec.weight.tolist() == [[4, 4], [6, 6]]
 
 
 class TestFixedStructure:

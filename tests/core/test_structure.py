@@ -258,7 +258,8 @@ class TestStructure:
 
 
 @pytest.mark.parametrize(
-    ("path", "name", "whole"), [("a", "b", "a.b"), ("", "b", "b"), ("a", "[0]", "a[0]"), ("a", "", "a"), ("", "[0]", "[0]")]
+    ("path", "name", "whole"),
+    [("a", "b", "a.b"), ("", "b", "b"), ("a", "[0]", "a[0]"), ("a", "", "a"), ("", "[0]", "[0]")],
 )
 def test_joined(path: str, name: str, whole: str):
     assert joined(path, name) == whole
@@ -266,7 +267,14 @@ def test_joined(path: str, name: str, whole: str):
 
 @pytest.mark.parametrize(
     ("path", "module", "inside"),
-    [("a.b", "a", True), ("a", "a", True), ("ab", "a", False), ("a[0]", "a", True), ("a", "", True), ("a", "a.b", False)],
+    [
+        ("a.b", "a", True),
+        ("a", "a", True),
+        ("ab", "a", False),
+        ("a[0]", "a", True),
+        ("a", "", True),
+        ("a", "a.b", False),
+    ],
 )
 def test_is_below(path: str, module: str, inside: bool):
     assert is_below(path, module) is inside

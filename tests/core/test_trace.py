@@ -185,7 +185,7 @@ class TestDiscarded:
         listed = [discarded(), discarded()]
         called = bool(discarded())
         chained = discarded().__class__
-        by_name = dict(flag=discarded())
+        by_name = {"flag": discarded()}
         assert [kept, *listed, called, chained is bool, *by_name.values()] == [False, False, False, False, True, False]
         assert discarded() is False
         assert (lambda: discarded())() is False
@@ -209,8 +209,8 @@ class TestDiscarded:
             return 1
 
         note(1, a=2)
-        note(*[1], **{"a": 2})
-        kept = note(*[1], **{"a": 2})
+        note(*[1], a=2)
+        kept = note(*[1], a=2)
         assert found == [True, True, False] and kept == 1
 
     def test_method_in_a_loop_and_in_a_with_block(self):

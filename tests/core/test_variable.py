@@ -114,9 +114,7 @@ class TestWrite:
             variable.value = new
         assert variable.value is before
         assert caught.value.expected == "float32[2]"
-        assert caught.value.got is not None and caught.value.got.endswith(
-            f"[{', '.join(map(str, np.shape(new)))}]"
-        )
+        assert caught.value.got is not None and caught.value.got.endswith(f"[{', '.join(map(str, np.shape(new)))}]")
 
     def test_error_points_at_the_line_of_the_assignment(self):
         variable = tether.State(jnp.zeros((2,)))

@@ -43,9 +43,7 @@ class TestMode:
         model = tether.view(make(), "[2]", training=False).train()
         assert [path for path, mode in modes(model).items() if not mode] == ["[2]", "[2][0]", "[2][1]"]
 
-    @pytest.mark.parametrize(
-        "select", [nn.BatchNorm, "[?]*[1]", ["[1]", nn.BatchNorm]], ids=["class", "glob", "list"]
-    )
+    @pytest.mark.parametrize("select", [nn.BatchNorm, "[?]*[1]", ["[1]", nn.BatchNorm]], ids=["class", "glob", "list"])
     def test_selected(self, select: Any):
         model = tether.view(make(), select, training=False)
         assert modes(model)["[2][1]"] is False and modes(model)["[0]"] is True
@@ -146,7 +144,9 @@ class TestFreeze:
 
     def test_thawed(self):
         linear = nn.Linear(2, 1)
-        assert list(tether.variables(tether.view(tether.freeze(linear), "bias", trainable=True), tether.Param)) == ["bias"]
+        assert list(tether.variables(tether.view(tether.freeze(linear), "bias", trainable=True), tether.Param)) == [
+            "bias"
+        ]
         assert tether.variables(linear, tether.Param).keys() == {"weight", "bias"}
 
     def test_survives_copies_and_modes(self):
@@ -200,7 +200,9 @@ class TestRefused:
 
 
 class TestUnused:
-    @pytest.mark.parametrize("statement", ["model.eval()", "model.train()", "tether.view(model, training=False)", "tether.freeze(model)"])
+    @pytest.mark.parametrize(
+        "statement", ["model.eval()", "model.train()", "tether.view(model, training=False)", "tether.freeze(model)"]
+    )
     def test_a_view_thrown_away_warns(self, statement: str):
         scope = {"model": make(), "tether": tether}
         with pytest.warns(UnusedViewWarning, match="changes nothing by itself"):

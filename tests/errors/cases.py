@@ -136,7 +136,7 @@ CASES: dict[str, Callable[[Any], Any]] = {
     "plain jit": lambda net: jax.jit(lambda x: net.linear(x))(X),
     "plain scan": lambda net: jax.lax.scan(lambda c, _: (net.linear.bias, None), jnp.zeros(3), None, length=2),
     "plain while": lambda net: jax.lax.while_loop(lambda c: c[0] < 1, lambda c: net.linear.bias, jnp.zeros(3)),
-    "wrong channel count": lambda net: net(jnp.ones((4, 5))),
+    "wrong channel count": lambda net: net.linear(jnp.ones((4, 5))),
     "wrong rank": lambda net: nn.Conv2d(1, 1, 3)(jnp.ones((4, 4))),
     "one value per channel": lambda net: nn.BatchNorm(2)(jnp.ones((1, 2))),
     "argnums out of range": lambda net: tether.grad(lambda x, y: x, argnums=2)(1.0, 2.0),
@@ -208,8 +208,9 @@ CASES: dict[str, Callable[[Any], Any]] = {
 
 
 ISSUE = """
-write of another shape; write of a lossy kind; new attribute; replaced submodule; bare array; tie by value; unhashable setting;
-per-lane write; smuggled Variable; lost gradient; wrong channel count; wrong rank; one value per channel;
+write of another shape; write of a lossy kind; new attribute; replaced submodule; bare array; tie by value;
+unhashable setting; per-lane write; smuggled Variable; lost gradient; wrong channel count; wrong rank;
+one value per channel;
 argnums out of range; gradient of an int; gradient of a model without floats; optimizer: gradient without a slot;
 optimizer: gradient of another shape
 """

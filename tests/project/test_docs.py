@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 import sys
 import warnings
@@ -43,7 +44,7 @@ class Block:
 def blocks(text: str) -> list[Block]:
     fences = list(FENCE.finditer(text))
     found = []
-    for fence, after in zip(fences, [*fences[1:], None], strict=True):
+    for fence, after in itertools.zip_longest(fences, fences[1:]):
         if fence[1] == "python":
             follows = after is not None and after[1] == "text" and not text[fence.end() : after.start()].strip()
             found.append(Block(text.count("\n", 0, fence.start(2)) + 1, fence[2], after[2] if follows else None))

@@ -44,8 +44,10 @@ class TestArgnums:
 
     @pytest.mark.parametrize(
         ("argnums", "indices"),
-        [(None, 0), (0, 0), (1, 1), (2, 2), (-1, 2), (-3, 0), ((0,), (0,)), ((2, 0), (2, 0)), ([1, -1], (1, 2))]
-        + [("y", 1), (("z", 0), (2, 0))],
+        [
+            *[(None, 0), (0, 0), (1, 1), (2, 2), (-1, 2), (-3, 0), ("y", 1)],
+            *[((0,), (0,)), ((2, 0), (2, 0)), ([1, -1], (1, 2)), (("z", 0), (2, 0))],
+        ],
     )
     def test_mean_the_users_arguments(self, argnums, indices):
         fun = lambda x, y, z: self.f(x, y, z)

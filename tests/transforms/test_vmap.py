@@ -217,8 +217,8 @@ class TestRandom:
     def test_masks_differ_in_every_lane_and_call(self):
         dropout, x = nn.Dropout(0.5), np.ones((2, 4, 32), np.float32)
         nested = tether.vmap(tether.vmap(dropout))
-        for f, x in ((tether.vmap(dropout), x[0]), (tether.jit(nested), x), (nested, x)):
-            masks = self.masks(f, x)
+        for f, inputs in ((tether.vmap(dropout), x[0]), (tether.jit(nested), x), (nested, x)):
+            masks = self.masks(f, inputs)
             assert len(np.unique(masks, axis=0)) == len(masks)
 
     def test_outer_stream_advances_once(self):

@@ -46,7 +46,9 @@ class TestBind:
         assert bound.weight.tolist() == W.tolist()
 
     def test_other_float_dtypes_are_kept(self):
-        bound = tether.bind(nn.Linear(2, 3), {"weight": jnp.asarray(W, jnp.bfloat16), "bias": jnp.zeros(3, jnp.float16)})
+        bound = tether.bind(
+            nn.Linear(2, 3), {"weight": jnp.asarray(W, jnp.bfloat16), "bias": jnp.zeros(3, jnp.float16)}
+        )
         assert (bound.weight.dtype, bound.bias.dtype) == (jnp.bfloat16, jnp.float16)
 
     def test_writes_to_shared_state_land_in_the_model(self):
@@ -69,7 +71,9 @@ class TestBind:
         expected = 2 * (x @ W.T).T @ x
         np.testing.assert_allclose(jax.grad(f)(jnp.asarray(W)), expected, rtol=1e-6)
         np.testing.assert_allclose(tether.grad(f)(jnp.asarray(W)), expected, rtol=1e-6)
-        np.testing.assert_allclose(jax.vmap(f)(jnp.stack([W, 2 * W])), [np.sum((x @ W.T) ** 2), 4 * np.sum((x @ W.T) ** 2)])
+        np.testing.assert_allclose(
+            jax.vmap(f)(jnp.stack([W, 2 * W])), [np.sum((x @ W.T) ** 2), 4 * np.sum((x @ W.T) ** 2)]
+        )
 
     def test_tied_cells_are_bound_together(self):
         bound = tether.bind(Tied(), {"b.weight": jnp.zeros((2, 2))})

@@ -91,7 +91,7 @@ def test_inside_jit_with_a_traced_place():
 @pytest.mark.parametrize(
     "different",
     [
-        lambda: [],
+        list,
         lambda: [nn.Linear(2, 3), nn.LayerNorm(2)],
         lambda: [nn.Linear(2, 3), nn.Linear(2, 3, use_bias=False)],
         lambda: [nn.LayerNorm(2), nn.LayerNorm(3)],

@@ -137,7 +137,7 @@ class Reach:
         elif isinstance(value, types.FunctionType) and not _is_library(value.__module__):
             return self._function(value, name)
         elif hasattr(value, "__wrapped__"):
-            parts = [(value.__wrapped__, name)]
+            parts = [(getattr(value, "__wrapped__", None), name)]
         elif isinstance(value, type):
             return False
         else:
@@ -178,7 +178,8 @@ class Reach:
         found = {key: self.add(part, joined(name, key)) for key, part in list(fields.items())}
         names, owner = [key for key, is_found in found.items() if is_found], _weakly(value)
         if names:
-            self.objects.append(value)
+            if type(value).__weakrefoffset__:
+                self.objects.append(value)
             look = lambda: tuple(getattr(owner(), "__dict__", {}).get(key) for key in names)
             self.guards.append(Guard(look, look()))
         return bool(names)

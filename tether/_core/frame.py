@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.core
 
 from tether._core import trace as _trace
 from tether.errors import LeakError, PlainTransformError
@@ -160,7 +161,8 @@ def _missed(frame: Frame, variable: Variable) -> None:
         raise LeakError(
             f"{frame.kind}: the function uses a Variable that it was not given.",
             at=variable.describe(),
-            fix="add the Variable's path to the values; pure(f).values() lists what f uses",
+            expected="values for every Variable that the function uses",
+            fix="start from pure(f).values(), which has a value for all of them",
         )
 
 
@@ -216,6 +218,7 @@ def _check_crossing(variable: Variable, traces: list[Any], action: str) -> None:
             f"{name}: a Variable is read after it was written, and the gradient through it would be lost.",
             at=variable.describe(),
             got=f"a read, in the trace of {name} that wrote a value with a tangent",
+            expected="no read after such a write, or a transformation that keeps tangents in what is written",
             fix=_fixes(name, []),
         )
 

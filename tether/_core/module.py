@@ -116,14 +116,14 @@ def adopt(module: Module) -> None:
     label(module)
 
 
-def _flatten(module: Module) -> tuple[list[Any], Structure]:
+def _flatten(module: Any) -> tuple[list[Any], Structure]:
     structure, info = structure_of(module), module._tether
     if info.settled is None:
         info.settled = all(variable.home is None for variable in info.variables)
     return _frame.gather(info.variables, info.settled), structure
 
 
-def _flatten_with_keys(module: Module) -> tuple[list[Any], Structure]:
+def _flatten_with_keys(module: Any) -> tuple[list[Any], Structure]:
     values, structure = _flatten(module)
     return [(jax.tree_util.GetAttrKey(path), v) for path, v in zip(structure.paths, values, strict=True)], structure
 

@@ -16,7 +16,7 @@ import jax
 from tether._core import frame as _frame
 from tether._core.variable import Rng, assign
 
-default_stream = Rng.make(None, label="tether.random.default")  # its key is made at the first use, not at import
+default_stream: Any = Rng.make(None, label="tether.random.default")  # its key is made at the first use, not at import
 default_stream.home = None
 
 

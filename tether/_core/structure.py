@@ -16,7 +16,7 @@ import operator
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -47,6 +47,10 @@ class Reference:
 
     __slots__ = ("target",)
 
+    if TYPE_CHECKING:  # an attribute that holds one reads as its target
+
+        def __new__(cls, target: Any) -> Any: ...
+
     def __init__(self, target: Any):
         self.target = target
 
@@ -68,7 +72,9 @@ class FrozenDict(dict):
             ],
         )
 
-    __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = __ior__ = _sealed
+    __setitem__ = __delitem__ = pop = popitem = clear = __ior__ = _sealed
+    update: Any = _sealed
+    setdefault: Any = _sealed
 
     def __reduce__(self) -> Any:
         return FrozenDict, (dict(self),)

@@ -18,6 +18,7 @@ import sys
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax.extend.core import take_current_trace
 

@@ -12,6 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -64,6 +65,13 @@ class Variable(_frame.Slot, metaclass=Kind):
     """
 
     __slots__ = ("__weakref__", "birth", "home", "label", "reduce", "stopped", "where")
+
+    birth: int
+    home: Any  # weak reference to the trace that it was born in
+    label: str
+    reduce: str | None
+    stopped: Any  # weak reference to the plain trace whose tangent a write dropped
+    where: str
 
     if TYPE_CHECKING:
         # What an annotated attribute is for a type checker: after `self.w = Param(x)` the attribute is an array.
@@ -230,7 +238,7 @@ def is_key(value: Any) -> bool:
     return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def as_key(value: Any, at: str | None = None) -> jax.Array:
+def as_key(value: Any, at: str | None = None) -> Any:
     """A typed key of a typed key, a legacy key or a seed."""
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return jax.random.key(int(value))

@@ -72,14 +72,21 @@ def parameters(fun: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {n: p for n, p in found.parameters.items() if p.kind in kinds} if found else {}
 
 
-def _wrong(option: str, fun: Callable[..., Any], got: str, expected: str, count: int) -> ArgumentError:
+def _wrong(option: str, fun: Callable[..., Any], got: str, expected: str, count: int | None) -> ArgumentError:
+    called = "" if count is None else f", called with {count} positional argument(s)"
     return ArgumentError(
         f"{option}: this is no argument of the function.",
-        at=f"{name_of(fun)}{signature(fun) or '(...)'}, called with {count} positional argument(s)",
+        at=f"{name_of(fun)}{signature(fun) or '(...)'}{called}",
         got=got,
         expected=expected,
         fix="count the arguments of the function as you call it; self of a bound method is not one",
     )
+
+
+def name_at(fun: Callable[..., Any], position: int) -> str:
+    """The name of a positional argument, for messages."""
+    names = list(parameters(fun))
+    return names[position] if position < len(names) else f"args[{position}]"
 
 
 class StaticArguments:
@@ -93,7 +100,7 @@ class StaticArguments:
         takes_any = found is None or any(p.kind == p.VAR_KEYWORD for p in found.parameters.values())
         for name in self.names:
             if not takes_any and name not in found.parameters:  # type: ignore[union-attr]
-                raise _wrong("static_argnames", fun, repr(name), "names of the function's arguments", 0)
+                raise _wrong("static_argnames", fun, repr(name), "names of the function's arguments", None)
 
     def positions(self, count: int) -> frozenset[int]:
         """The static ones among ``count`` positional arguments."""
@@ -105,11 +112,6 @@ class StaticArguments:
             in_reach = [number for number in self.numbers if not _is_default(number, self.fun, count)]
             self._positions[count] = frozenset(positions(in_reach, self.fun, count, "static_argnums")) | named
         return self._positions[count]
-
-    def name(self, position: int) -> str:
-        """The name of a positional argument."""
-        names = list(parameters(self.fun))
-        return names[position] if position < len(names) else str(position)
 
 
 def _is_default(number: Any, fun: Callable[..., Any], count: int) -> bool:

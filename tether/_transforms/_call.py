@@ -15,7 +15,7 @@ from tether._core.module import Module, structure_of
 from tether._core.random import streams
 from tether._core.structure import FrozenDict, static_key
 from tether._core.variable import Cells, Variable
-from tether._transforms._arguments import parameters
+from tether._transforms._arguments import name_at
 
 _BUILTIN_NODES = (list, tuple, dict, FrozenDict, type(None))
 
@@ -28,9 +28,8 @@ def is_stateful(value: Any) -> bool:
 def reach_of(fun: Callable[..., Any], args: Any, kwargs: Any) -> Reach:
     """Everything stateful that a call can reach: arguments first, then the function, then the random streams."""
     reach = Reach()
-    names = list(parameters(fun))
     for place, arg in enumerate(args):
-        reach.add_argument(arg, names[place] if place < len(names) else f"args[{place}]")
+        reach.add_argument(arg, name_at(fun, place))
     for name, value in kwargs.items():
         reach.add_argument(value, name)
     reach.add(fun, "")

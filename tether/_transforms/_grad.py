@@ -24,14 +24,15 @@ from tether.errors import ArgumentError, GradientError, describe
 class _Target:
     """What one call differentiates: Variables, each once, and array leaves, in trees of the user's shape."""
 
-    def __init__(self, trees: list[Any], select: Any, allow_int: bool):
+    def __init__(self, trees: list[Any], names: list[str], select: Any, allow_int: bool):
         self.variables: dict[Variable, int] = {}
         self.leaves: list[Any] = []
         self._select, self._allow_int = select, allow_int
         self._trees = [jax.tree.flatten(tree, is_leaf=is_stateful) for tree in trees]
-        self._parts = [[self._part(part) for part in parts] for parts, _ in self._trees]
+        named = zip(self._trees, names, strict=True)
+        self._parts = [[self._part(part, name) for part in parts] for (parts, _), name in named]
 
-    def _part(self, part: Any) -> Any:
+    def _part(self, part: Any, name: str) -> Any:
         if isinstance(part, Module):
             chosen = [v for v in matches(self._select, part) if self._is_differentiable(_frame.peek(v))]
             for variable in chosen:
@@ -43,6 +44,7 @@ class _Target:
         if not self._is_differentiable(part):
             raise GradientError(
                 "grad: an argument has no float in it.",
+                at=name,
                 got=describe(part),
                 expected="a float or complex array, or a module with such Params",
                 fix="choose another argument by argnums=, or cast it: x.astype(jnp.float32)",
@@ -128,9 +130,10 @@ def value_and_grad(
     def value_and_grad_fun(*args: Any, **kwargs: Any) -> Any:
         numbers = () if closed_over else _arguments.positions(_default(argnums), fun, len(args), "argnums")
         trees = [wrt] if closed_over else [args[number] for number in numbers]
-        target = _Target(trees, select, allow_int)
+        names = ["wrt"] if closed_over else [_arguments.name_at(fun, number) for number in numbers]
+        target = _Target(trees, names, select, allow_int)
         if not target.variables and not target.leaves:
-            raise _nothing_to_differentiate(trees, select)
+            raise _nothing_to_differentiate(trees, names, select)
         result, gradients = _differentiated(fun, args, kwargs, target, numbers, has_aux, jax_options)
         is_tuple = isinstance(argnums, tuple | list)
         return result, tuple(gradients) if is_tuple else gradients[0]
@@ -221,9 +224,10 @@ def _default(argnums: Any) -> Any:
     return 0 if argnums is None else argnums
 
 
-def _nothing_to_differentiate(trees: list[Any], select: Any) -> GradientError:
+def _nothing_to_differentiate(trees: list[Any], names: list[str], select: Any) -> GradientError:
     return GradientError(
         "grad: there is no float to differentiate.",
+        at=", ".join(names),
         got=", ".join(map(describe, trees)),
         expected=f"an argument with floats, or float Variables of {getattr(select, '__name__', select)!r}",
         fix=["another argnums=", "wrt=: a selection that names float Variables; a frozen Param is no Param"],

@@ -143,7 +143,7 @@ class Jit:
         else:
             at = static.positions(len(args))
             key += [
-                static_key(a, f"argument {static.name(i)}") if i in at else split(a, mark, leaves)
+                static_key(a, f"argument {_arguments.name_at(self._fun, i)}") if i in at else split(a, mark, leaves)
                 for i, a in enumerate(args)
             ]
         for name in sorted(kwargs) if kwargs else ():

@@ -45,6 +45,8 @@ class Program:
         self.is_closed = around == 0
         self.reads: tuple[str, ...] = ()
         self.writes: tuple[str, ...] = ()
+        self.run: Any = None
+        self.run_donating: Any = None
         self._indices = [*self.donated, *self.kept]
         if self.is_closed:
             call = jax.extend.core.jaxpr_as_fun(jaxpr)

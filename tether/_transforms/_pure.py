@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tether._core import frame as _frame
@@ -15,6 +15,7 @@ from tether._core.variable import Variable, coerced
 from tether._transforms import _arguments
 from tether._transforms._call import reach_of
 from tether._transforms._eval_shape import abstract_run
+from tether.errors import StructureError, describe
 
 
 class Uses(NamedTuple):
@@ -37,7 +38,7 @@ def uses(fun: Callable[..., Any]) -> Callable[..., Uses]:
     def uses_fun(*args: Any, **kwargs: Any) -> Uses:
         names = reach_of(fun, args, kwargs).variables()
         frame = abstract_run(fun, args, kwargs)[0].frame
-        named = lambda variables: {names.get(v, v.label): v for v in variables}
+        named: Any = lambda variables: {names.get(v, v.label): v for v in variables}
         return Uses(named(frame.reads), named(frame.written))
 
     return uses_fun
@@ -72,6 +73,13 @@ class Pure:
             pairs = zip(variables_of(self._fun), variables_of(values), strict=True)
             given = {mine: _frame.read(theirs) for mine, theirs in pairs}
             return given, lambda new: structure.build(structure.variables(new))
+        if not isinstance(values, Mapping):
+            raise StructureError(
+                "pure: the values are of no known form.",
+                got=describe(values),
+                expected="{path: array}, or for a module a module-shaped tree",
+                fix="tether.pure(f).values() gives them",
+            )
         known = self._variables(args, kwargs)
         for path in values:
             if path not in known:

@@ -116,9 +116,8 @@ class _Inputs:
         self.originals: dict[int, Module] = {}  # the view of one member -> the stacked module
         self._sizes: dict[str, int] = {} if size is None else {"axis_size": size}
         self._parts: list[Any] = []
-        names = list(_arguments.parameters(fun))
         for place, (arg, axes, asked) in enumerate(_per_argument(fun, args, in_axes)):
-            self._add(arg, axes, asked, names[place] if place < len(names) else f"args[{place}]")
+            self._add(arg, axes, asked, _arguments.name_at(fun, place))
         for name, value in kwargs.items():
             self._add(value, 0, False, name)
         self._rules = _resolved_rules(fun, args, kwargs, writes)

@@ -66,7 +66,7 @@ class Optimizer(Module):
         self.tx = optax.with_extra_args_support(tx)
         self.paths = tuple(names[variable] for variable in trained)
         self.model = Reference(model)
-        self.state = State(self.tx.init(dict(zip(self.paths, _frame.gather(trained), strict=True))))
+        self.state: Any = State(self.tx.init(dict(zip(self.paths, _frame.gather(trained), strict=True))))
 
     def update(self, grads: Any, **extra: Any) -> None:
         """Takes one step: the trainable Variables and the optimizer's state change in place.
@@ -94,7 +94,7 @@ class Optimizer(Module):
         old = self.state
         updates, new = self.tx.update(full, old, params, **extra)
         _check_state(old, new)
-        applied = optax.apply_updates(params, updates)
+        applied: Any = optax.apply_updates(params, updates)
         self._write(
             [variables[path] for path in given],
             [applied[path] for path in given],
@@ -109,7 +109,7 @@ class Optimizer(Module):
         _frame.write_back(written, new)
 
     def _variables(self) -> dict[str, Variable]:
-        model = self.model
+        model: Any = self.model
         if model is None:
             raise OptimizerError(
                 "Optimizer: this is a copy, and its model isn't here to be changed.",
