@@ -155,7 +155,7 @@ def test_error_at_run_time_of_the_program():
     assert isinstance(state._value, jax.Array) and not frame.thread.frames
 
 
-# KeyboardInterrupt anywhere in the library: a trace function raises it where CPython looks at signals (after a call, at
+# KeyboardInterrupt anywhere in the library: a tracing tool raises it where CPython looks at signals (after a call, at
 # the start of a function, at a jump back), at the n-th such place, so that the places are tried one at a time.
 
 LOOKS_AT_SIGNALS = {"CALL", "CALL_KW", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD"}
@@ -173,30 +173,50 @@ class Injector:
         self.left, self.fired = at, False
         self.last: dict[types.FrameType, int] = {}
 
-    def __call__(self, code_frame: types.FrameType, event: str, arg: Any) -> Any:
+    def look(self, code_frame: types.FrameType, offset: int) -> None:
+        """Before each instruction of the library."""
+        before, self.last[code_frame] = self.last.get(code_frame), offset
+        if not self.fired and before is not None and names(code_frame.f_code).get(before) in LOOKS_AT_SIGNALS:
+            self.left -= 1
+            if self.left < 0:
+                self.fired = True
+                raise KeyboardInterrupt
+
+    def traced(self, code_frame: types.FrameType, event: str, arg: Any) -> Any:
         if "/tether/" not in code_frame.f_code.co_filename:
             return None
         code_frame.f_trace_opcodes, code_frame.f_trace_lines = True, False
-        if event == "opcode" and not self.fired:
-            before = self.last.get(code_frame)
-            self.last[code_frame] = code_frame.f_lasti
-            if before is not None and names(code_frame.f_code).get(before) in LOOKS_AT_SIGNALS:
-                self.left -= 1
-                if self.left < 0:
-                    self.fired = True
-                    raise KeyboardInterrupt
-        return self
+        if event == "opcode":
+            self.look(code_frame, code_frame.f_lasti)
+        return self.traced
+
+    def monitored(self, code: types.CodeType, offset: int) -> Any:
+        if "/tether/" not in code.co_filename:
+            return sys.monitoring.DISABLE
+        self.look(sys._getframe(1), offset)
+        return None
+
+    def start(self, on: bool) -> None:
+        if sys.version_info < (3, 12):
+            sys.settrace(self.traced if on else None)
+            return
+        monitoring, tool = sys.monitoring, sys.monitoring.OPTIMIZER_ID
+        if on:
+            monitoring.use_tool_id(tool, "interrupts")
+        monitoring.register_callback(tool, monitoring.events.INSTRUCTION, self.monitored if on else None)
+        monitoring.set_events(tool, monitoring.events.INSTRUCTION if on else 0)
+        if not on:
+            monitoring.free_tool_id(tool)
 
     def run(self, fun: Callable[[], Any]) -> bool:
         """Whether ``fun`` was interrupted."""
-        before = sys.gettrace()
-        sys.settrace(self)
+        self.start(True)
         try:
             fun()
         except KeyboardInterrupt:
             return True
         finally:
-            sys.settrace(before)
+            self.start(False)
             self.last.clear()
         return False
 
