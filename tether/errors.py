@@ -14,12 +14,10 @@ from typing import Any
 
 __all__ = [
     "ArgumentError",
-    "ConcurrencyError",
     "DeclarationError",
     "DtypeError",
     "GradientError",
     "LeakError",
-    "LostUpdateWarning",
     "MissedReadWarning",
     "OptimizerError",
     "PlainTransformError",
@@ -161,10 +159,6 @@ class StateLostError(TetherError, RuntimeError):
     """A donated step failed after its buffers were given away."""
 
 
-class ConcurrencyError(TetherError, RuntimeError):
-    """Two threads at one thing that only one may do."""
-
-
 class TetherWarning(UserWarning):
     """Base of every warning of the library."""
 
@@ -175,7 +169,3 @@ class UnusedViewWarning(TetherWarning):
 
 class MissedReadWarning(TetherWarning):
     """A compiled function reads a Variable that was found only while it was traced."""
-
-
-class LostUpdateWarning(TetherWarning):
-    """State was written on a copy that was then dropped."""

@@ -185,17 +185,24 @@ class TestStaged:
         carried, _ = jax.lax.scan(lambda net, row: (jax.tree.map(lambda v: v + 1, net), None), net, X)
         assert float(carried.s) == 4.0
 
-    def test_inside_a_frame_a_fresh_closure_reads(self):
+    def test_raises_inside_a_frame_too(self):
         net = Net()
 
         @tether.jit
         def f(x):
             return jax.lax.scan(lambda c, row: (c + net.w * row.sum(), None), 0.0, x)[0]
 
+        @tether.jit
+        def g(x):
+            w = net.w  # read outside the scan: an array
+            return jax.lax.scan(lambda c, row: (c + w * row.sum(), None), 0.0, x)[0]
+
+        with pytest.raises(PlainTransformError, match="scan"):
+            f(jnp.asarray(X))
         for w in (2.0, 20.0, 21.0):
             net.w = w
-            assert float(f(jnp.asarray(X))) == pytest.approx(w * X.sum())
-        assert float(tether.grad(lambda: f(jnp.asarray(X)), wrt=net)().w) == pytest.approx(X.sum())
+            assert float(g(jnp.asarray(X))) == pytest.approx(w * X.sum())
+        assert g.traces == 1
 
     def test_inside_a_frame_a_stable_function_never_goes_stale(self):
         net = Net()
@@ -212,7 +219,8 @@ class TestStaged:
         assert seen == [2.0, 20.0, 21.0]
 
 
-def test_grad_of_a_model_as_argument_under_plain_jit_says_that_state_is_lost():
+@pytest.mark.xfail(strict=True, reason="a module passed by value to a plain transformation: nothing warns yet")
+def test_model_as_an_argument_of_plain_jit_says_that_state_is_lost():
     norm = nn.BatchNorm(2)
     with pytest.warns(tether.errors.LostUpdateWarning, match="mean"):
         jax.jit(lambda norm, x: norm(x))(norm, X)

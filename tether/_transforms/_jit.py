@@ -31,7 +31,7 @@ from tether._transforms import _arguments
 from tether._transforms._call import identity, joined, likeness, reach_of, split
 from tether._transforms._program import Program, StaleProgram, traced
 
-_MOST_PROGRAMS = 256  # of one function, kept for modules to come
+_MOST_KEPT = 256  # plans or programs of one function
 
 
 class _Plan:
@@ -100,7 +100,7 @@ class Jit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves: list[Any] = []
         key = self._key(args, kwargs, identity, leaves)
-        found = self._plans.get(key) if _has_default_stream() else None
+        found = self._plans.get(key) if _outside_lanes() else None
         if found is None or not found.hold():
             found = self._make_plans(key, args, kwargs, leaves)
         for plan in found.plans:
@@ -137,7 +137,8 @@ class Jit:
 
     def _key(self, args: Any, kwargs: Any, mark: Any, leaves: list[Any]) -> tuple[Any, ...]:
         static = self._static
-        key: list[Any] = [_frame.thread.training]
+        thread = _frame.thread
+        key: list[Any] = [thread.training, None if thread.stream is None else mark(thread.stream)]
         if static.is_empty:
             key += [split(arg, mark, leaves) for arg in args]
         else:
@@ -157,7 +158,7 @@ class Jit:
         lifted, fixed = arrays_and_others(reach)
         programs = self._programs.get(self._likeness(reach, lifted, fixed, args, kwargs), ())
         found = _Plans([_Plan(program, lifted, reach) for program in programs], reach)
-        if _has_default_stream():
+        if _outside_lanes():
             self._remember(key, found, reach)
         for plan in found.plans:
             _commit(plan, leaves)
@@ -177,8 +178,7 @@ class Jit:
             found.plans.insert(0, plan)
             if not missed:
                 self._programs.setdefault(likeness_key, []).append(program)
-                while len(self._programs) > _MOST_PROGRAMS:
-                    del self._programs[next(iter(self._programs))]
+                _drop_oldest(self._programs)
         return plan
 
     def _likeness(
@@ -195,8 +195,11 @@ class Jit:
                 jit._plans.pop(key, None)
 
         modules = [module._tether for _, module in reach.modules.values()]
-        found.watched = [weakref.ref(part, forget) for part in [*(i.token or i for i in modules), *reach.objects]]
+        stream = [_frame.thread.stream] if _frame.thread.stream is not None else []
+        watched = [*(info.token or info for info in modules), *reach.objects, *stream]
+        found.watched = [weakref.ref(part, forget) for part in watched]
         self._plans[key] = found
+        _drop_oldest(self._plans)
 
     def _rebuilt(self, args: Any, kwargs: Any, leaves: Iterator[Any]) -> tuple[list[Any], dict[str, Any]]:
         static = self._static
@@ -290,9 +293,14 @@ def is_nested() -> bool:
     return bool(_frame.thread.frames) or _trace.current() is not _trace.EVALUATING
 
 
-def _has_default_stream() -> bool:
-    """Whether random draws come from the default stream itself: a plan holds the stream that it was made for."""
-    return _frame.thread.stream is None and not (_frame.thread.frames and in_lanes())
+def _drop_oldest(kept: dict[Any, Any]) -> None:
+    while len(kept) > _MOST_KEPT:
+        del kept[next(iter(kept))]
+
+
+def _outside_lanes() -> bool:
+    """Whether plans may be kept: in the lanes of vmap they hold a stream that lives no longer than the lanes."""
+    return not (_frame.thread.frames and in_lanes())
 
 
 def arrays_and_others(reach: Reach) -> tuple[list[Variable], dict[Variable, Any]]:
