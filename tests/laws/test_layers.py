@@ -17,6 +17,8 @@ from tests.laws.layers import BATCH, LAYERS, Layer
 from tether.errors import ShapeError
 
 rows = pytest.mark.parametrize("row", LAYERS, ids=lambda row: row.name)
+floating_rows = pytest.mark.parametrize("row", [row for row in LAYERS if row.floating], ids=lambda row: row.name)
+free_rows = pytest.mark.parametrize("row", [row for row in LAYERS if row.any_batch], ids=lambda row: row.name)
 modes = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 KEY = 11
 
@@ -98,7 +100,7 @@ def test_evaluation_writes_and_draws_nothing(row: Layer):
         close(got, wanted, 0)
 
 
-@pytest.mark.parametrize("row", [row for row in LAYERS if row.any_batch], ids=lambda row: row.name)
+@free_rows
 @pytest.mark.parametrize("leading", [(), (3, 2)], ids=str)
 def test_any_number_of_batch_axes(row: Layer, leading: tuple[int, ...]):
     module = trained(row).eval()
@@ -110,7 +112,7 @@ def test_any_number_of_batch_axes(row: Layer, leading: tuple[int, ...]):
     close(module(x), one_by_one(x))
 
 
-@pytest.mark.parametrize("row", [row for row in LAYERS if row.any_batch], ids=lambda row: row.name)
+@free_rows
 def test_one_example_under_vmap_is_a_row_of_the_batch(row: Layer):
     module = trained(row).eval()
     x, y = row.input(), module(row.input())
@@ -131,12 +133,10 @@ def test_evaluation_of_a_row_does_not_depend_on_the_others(row: Layer):
         close(module(x[:1])[0], module(x)[0])
 
 
-@rows
+@floating_rows
 @modes
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16], ids=lambda dtype: dtype.__name__)
 def test_floating_dtype_in_is_dtype_out(row: Layer, training: bool, dtype: Any):
-    if not row.floating:
-        pytest.skip("takes integers")
     module = row.make()
     x = jnp.asarray(row.input()).astype(dtype)
     key = jax.random.key(KEY)
@@ -147,10 +147,8 @@ def test_floating_dtype_in_is_dtype_out(row: Layer, training: bool, dtype: Any):
     assert {leaf.dtype for leaf in jax.tree.leaves(module)} <= {jnp.dtype(t) for t in (jnp.float32, jnp.int32)}
 
 
-@rows
+@floating_rows
 def test_numpy_float64_is_taken_as_the_default_float(row: Layer):
-    if not row.floating:
-        pytest.skip("takes integers")
     module = row.make().eval()
     y = jnp.asarray(module(row.input().astype(np.float64)))  # Identity gives back the NumPy array
     assert y.dtype == jnp.float32
@@ -189,11 +187,9 @@ def test_wrong_shape_is_an_error_that_names_the_layer(row: Layer, shape: tuple[i
     assert str(eager.value) == str(caught.value)
 
 
-@rows
+@floating_rows
 def test_gradient_of_the_input_agrees_with_differences(row: Layer):
     """Along one direction, for a weighted sum: float32 arithmetic, so the tolerance is wide."""
-    if not row.floating:
-        pytest.skip("takes integers")
     module = trained(row).eval()
     x = jnp.asarray(row.input())
     weights, direction = (jnp.asarray(np.random.default_rng(i).normal(size=x.shape), x.dtype) for i in (1, 2))

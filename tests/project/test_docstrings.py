@@ -40,11 +40,12 @@ def test_examples(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         "np": np,
         "optax": optax,
         "tether": tether,
+        "__name__": "example",  # not the library's own name: discovery doesn't walk into libraries
         "nn": importlib.import_module("tether.nn"),
     }
     printed: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
-    for example in doctest.DocTestFinder(parser=Parser()).find(module, name, globs=vars(module) | given | {"__name__": "example"}):
+    for example in doctest.DocTestFinder(parser=Parser()).find(module, name, globs=vars(module) | given):
         tether.seed(0)
         runner.run(example, out=printed.append)
     assert runner.summarize(verbose=False).failed == 0, "".join(printed)

@@ -71,7 +71,6 @@ class TestStatic:
     def test_positions_by_number_and_name(self):
         static = StaticArguments(energy, (-1,), "y")
         assert static.positions(3) == {1, 2}
-        assert static.name(1) == "y" and static.name(7) == "argument 7"
         assert StaticArguments(energy, None, None).is_empty
 
     def test_argument_left_at_its_default(self):

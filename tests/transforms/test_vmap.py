@@ -193,7 +193,8 @@ class TestEnsemble:
 
     def test_axes_by_selection(self):
         norm = nn.BatchNorm(3)
-        batched = tether.bind(norm, {"mean": jnp.zeros((2, 3)), "var": jnp.ones((2, 3))})
+        is_state = lambda keys: keys[-1].name in ("mean", "var")
+        batched = jax.tree_util.tree_map_with_path(lambda k, v: jnp.stack([v, v]) if is_state(k) else v, norm)
         xs = np.stack([X, X + 1])
         y = tether.vmap(lambda m, x: m(x), in_axes=({tether.State: 0, tether.Param: None}, 0))(batched, xs)
         assert y.shape == (2, 5, 3)

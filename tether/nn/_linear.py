@@ -7,6 +7,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from tether._core import Module, Param
@@ -87,7 +88,8 @@ class Linear(Module):
                 ],
             )
         x, weight, bias = cast(self, x, self.weight, self.bias)
-        y = x @ weight.T
+        # x W^T, contracting the last axes; x @ weight.T would dispatch a transpose of its own in an eager call.
+        y = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
         if bias is None:
             return y
         # For users who run with "raise". In an eager call an explicit broadcast would cost more than the sum.
