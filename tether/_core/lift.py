@@ -15,11 +15,11 @@ import jax
 
 from tether._core import frame as _frame
 from tether._core import random as _random
-from tether._core.module import Module
+from tether._core.structure import is_module
 from tether._core.variable import Variable
 
 
-def _itself(module: Module) -> Module:
+def _itself(module: Any) -> Any:
     return module
 
 
@@ -45,11 +45,11 @@ class Packed:
 
     __slots__ = ("count", "has_kept", "leaves", "treedef")
 
-    def __init__(self, out: Any, birth: int, refer: Callable[[Module], Any] = _itself):
+    def __init__(self, out: Any, birth: int, refer: Callable[[Any], Any] = _itself):
         self.has_kept = False
 
         def keep(part: Any) -> Any:
-            if isinstance(part, Module) and part._tether.birth < birth and (place := refer(part)) is not None:
+            if is_module(part) and part._tether.birth < birth and (place := refer(part)) is not None:
                 self.has_kept = True
                 return Kept(place)
             return part
@@ -77,11 +77,6 @@ def unpack(packed: Packed, leaves: Any, resolve: Callable[[Any], Any] = _itself,
     return jax.tree.map(part, out, is_leaf=lambda value: isinstance(value, Kept) or is_module(value))
 
 
-def is_module(value: Any) -> bool:
-    """Whether a tree function should stop here: at a module."""
-    return isinstance(value, Module)
-
-
 class Lifted:
     """One run of a function under a Frame inside one JAX transformation.
 
@@ -93,8 +88,8 @@ class Lifted:
         if staged:
             _random.streams()
         self.frame, self.fun = _frame.Frame(kind), fun
-        self.refer: Callable[[Module], Any] = _itself
-        self.born: Callable[[Module], Any] | None = None
+        self.refer: Callable[[Any], Any] = _itself
+        self.born: Callable[[Any], Any] | None = None
         self.written: list[Variable] = []
         self.packed: Any = None
 

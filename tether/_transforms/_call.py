@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from tether._core.discovery import Reach
-from tether._core.module import Module, structure_of
 from tether._core.random import streams
 from tether._core.structure import FrozenDict, static_key
 from tether._core.variable import Cells, Variable
+from tether._modules.module import Module, structure_of
 from tether._transforms._arguments import name_at
+from tether._transforms._discovery import Reach
 
 _BUILTIN_NODES = (list, tuple, dict, FrozenDict, type(None))
 

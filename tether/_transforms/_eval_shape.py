@@ -10,7 +10,7 @@ import jax
 
 from tether._core import frame as _frame
 from tether._core.lift import Lifted
-from tether._core.module import Module, variables_of
+from tether._modules.module import Module, variables_of
 from tether._transforms import _arguments
 from tether._transforms._call import is_stateful
 

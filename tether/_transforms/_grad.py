@@ -13,9 +13,9 @@ import numpy as np
 
 from tether._core import frame as _frame
 from tether._core.lift import Lifted
-from tether._core.module import Module, structure_of, variables_of
-from tether._core.selection import matches
 from tether._core.variable import Param, Variable
+from tether._modules.module import Module, structure_of, variables_of
+from tether._modules.selection import matches
 from tether._transforms import _arguments
 from tether._transforms._call import is_stateful
 from tether.errors import ArgumentError, GradientError, describe

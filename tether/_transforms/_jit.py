@@ -21,14 +21,15 @@ import jax
 
 from tether._core import frame as _frame
 from tether._core import trace as _trace
-from tether._core.discovery import Reach
 from tether._core.lift import unpack
-from tether._core.module import state_lost, structure_of, variables_of
 from tether._core.random import in_lanes
 from tether._core.structure import static_key
 from tether._core.variable import Variable, own_copy
+from tether._modules.call import state_lost
+from tether._modules.module import structure_of, variables_of
 from tether._transforms import _arguments
 from tether._transforms._call import identity, joined, likeness, reach_of, split
+from tether._transforms._discovery import Reach
 from tether._transforms._program import Program, StaleProgram, traced
 
 _MOST_KEPT = 256  # plans or programs of one function

@@ -12,10 +12,10 @@ import jax.extend.core
 
 from tether._core import frame as _frame
 from tether._core import trace as _trace
-from tether._core.discovery import Reach
 from tether._core.lift import Packed
-from tether._core.module import Module
 from tether._core.variable import Variable
+from tether._modules.module import Module
+from tether._transforms._discovery import Reach
 from tether.errors import LeakError, MissedReadWarning
 
 _MOST_TRACES = 8  # of one function, for reads that were missed: more means that each trace finds new Variables

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from tether._core import frame as _frame
 from tether._core.lift import Packed, unpack
-from tether._core.module import Module, structure_of, variables_of
-from tether._core.selection import unknown_path
 from tether._core.variable import Variable, coerced
+from tether._modules.module import Module, structure_of, variables_of
+from tether._modules.selection import unknown_path
 from tether._transforms import _arguments
 from tether._transforms._call import reach_of
 from tether._transforms._eval_shape import abstract_run

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 
 from tether._core import frame as _frame
 from tether._core import trace as _trace
-from tether._core.lift import Lifted, is_module
-from tether._core.module import Module, variables_of
+from tether._core.lift import Lifted
 from tether._core.random import settle
-from tether._core.selection import matches
+from tether._core.structure import is_module
 from tether._core.variable import Variable
-from tether._core.views import restacked
+from tether._modules.module import Module, variables_of
+from tether._modules.selection import matches
+from tether._modules.views import restacked
 from tether._transforms import _arguments
 from tether._transforms._call import is_stateful, reach_of
 from tether.errors import ArgumentError, SelectionError, ShapeError, StackedError, VmapWriteError, describe

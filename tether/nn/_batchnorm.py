@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from tether._core import Module, Param, State
+from tether._core import Param, State
+from tether._modules import Module
 from tether.errors import ArgumentError, DtypeError, ShapeError, describe
 from tether.nn._inputs import as_array, at_least_float32, computing_dtype, inexact_dtype, integer, name_of, real_only
 
@@ -66,7 +67,8 @@ class BatchNorm(Module):
     Variables:
         weight, bias: Param, float[size]; None without affine.
         mean, var: State, float[size]; written when training.
-        count: State, int32[size], the batches that each channel has seen; only with mode="ema" or debias.
+        count: State, int32[size], the batches that each channel has seen; written when training; only with mode="ema"
+            or debias.
     Shapes:
         x: float[batch, size, ...] -> float[batch, size, ...]; with axis_name float[size, ...] -> float[size, ...]
         mask: bool, each axis 1 or as in x, or bool[]; only True elements count in training. All are normalized.

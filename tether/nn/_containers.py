@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.typing import ArrayLike
 
-from tether._core import Module
+from tether._modules import Module
 from tether.errors import ArgumentError, ShapeError, describe
 from tether.nn._inputs import as_array, name_of
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from tether._core import Module, Param
+from tether._core import Param
+from tether._modules import Module
 from tether.errors import ArgumentError
 from tether.nn import init
 from tether.nn._inputs import as_array, cast, inexact_dtype, initial, integer, name_of

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from tether._core import Module
+from tether._modules import Module
 from tether.errors import ArgumentError, DtypeError, ShapeError, describe
 from tether.nn._inputs import as_array, name_of
 from tether.random import draw

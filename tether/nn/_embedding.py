@@ -9,7 +9,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
-from tether._core import Module, Param
+from tether._core import Param
+from tether._modules import Module
 from tether.errors import ArgumentError, DtypeError, describe
 from tether.nn import init
 from tether.nn._inputs import as_array, inexact_dtype, initial, integer, name_of

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.nn.initializers import Initializer
 from jax.typing import ArrayLike, DTypeLike
 
-from tether._core import Module
+from tether._modules import Module
 from tether.errors import ArgumentError, DtypeError, ShapeError, describe
 
 

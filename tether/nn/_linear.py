@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from tether._core import Module, Param
+from tether._core import Param
+from tether._modules import Module
 from tether.errors import ShapeError, describe
 from tether.nn import init
 from tether.nn._inputs import as_array, cast, inexact_dtype, initial, integer, name_of
@@ -87,9 +88,9 @@ class Linear(Module):
                     "x.reshape(x.shape[0], -1), or nn.Flatten, before this layer",
                 ],
             )
-        x, weight, bias = cast(self, x, self.weight, self.bias)
-        # x W^T, contracting the last axes; x @ weight.T would dispatch a transpose of its own in an eager call.
-        y = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
+        h, weight, bias = cast(self, x, self.weight, self.bias)
+        # h W^T, contracting the last axes; h @ weight.T would dispatch a transpose of its own in an eager call.
+        y = lax.dot_general(h, weight, (((h.ndim - 1,), (1,)), ((), ())))
         if bias is None:
             return y
         # For users who run with "raise". In an eager call an explicit broadcast would cost more than the sum.

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
-from tether._core import Module
+from tether._modules import Module
 from tether.errors import ArgumentError, describe
 from tether.nn._inputs import integer, name_of
 from tether.nn._linear import Linear

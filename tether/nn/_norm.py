@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from tether._core import Module, Param
+from tether._core import Param
+from tether._modules import Module
 from tether.errors import ArgumentError, ShapeError, describe
 from tether.nn._inputs import as_array, at_least_float32, computing_dtype, inexact_dtype, integer, name_of, real_only
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from tether._core import Module
+from tether._modules import Module
 from tether.errors import ArgumentError
 from tether.nn._inputs import as_array, at_least_float32, name_of, real_only
 from tether.nn._window import Pairs, check_rank, explicit_padding, padding_per_axis, per_axis

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from tether._core import Module
+from tether._modules import Module
 from tether.errors import ArgumentError, ShapeError, describe
 from tether.nn._inputs import integer, name_of
 

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tether._core import Module, Param, Reference, State, Variable, matches
+from tether._core import Param, Reference, State, Variable
 from tether._core import frame as _frame
-from tether._core.module import structure_of, variables_of
 from tether._core.variable import coerced
+from tether._modules import Module, matches
+from tether._modules.module import structure_of, variables_of
 from tether.errors import OptimizerError, describe
 
 

@@ -17,8 +17,9 @@ from typing import Any
 
 import jax
 
-from tether._core import Module, Variable
+from tether._core import Variable
 from tether._core.structure import is_below
+from tether._modules import Module
 from tether.errors import StructureError, describe
 from tether.tree._mismatch import structure_error
 from tether.tree._places import Places

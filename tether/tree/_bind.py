@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from tether._core import Module, Variable
+from tether._core import Variable
 from tether._core import frame as _frame
-from tether._core.module import structure_of, survey, variables_of
-from tether._core.selection import unknown_path
 from tether._core.structure import Structure
 from tether._core.variable import birthplace, coerced, strong
+from tether._modules import Module
+from tether._modules.module import structure_of, survey, variables_of
+from tether._modules.selection import unknown_path
 from tether.errors import ShapeError, StructureError, describe
 
 

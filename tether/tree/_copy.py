@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 import jax
 
-from tether._core import Module, Variable
+from tether._core import Variable
 from tether._core import frame as _frame
-from tether._core.module import structure_of, survey, variables_of
 from tether._core.variable import Cells, own_copy
+from tether._modules import Module
+from tether._modules.module import structure_of, survey, variables_of
 
 _T = TypeVar("_T")
 _MOST_TRIES = 100  # at a model that another thread trains with donated buffers

@@ -14,7 +14,7 @@ import numpy as np
 from jax.core import Tracer
 
 from tether._core import Rng, Variable
-from tether._core.selection import variables
+from tether._modules.selection import variables
 from tether.errors import ArgumentError, SelectionError, StructureError, describe
 from tether.tree._predicates import is_array
 from tether.tree._table import Column, Table, count

@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 
-from tether._core import Module, Variable
-from tether._core.module import variables_of
-from tether._core.selection import is_selection, matches
+from tether._core import Variable
 from tether._core.variable import Not
+from tether._modules import Module
+from tether._modules.module import variables_of
+from tether._modules.selection import is_selection, matches
 from tether.errors import ArgumentError, SelectionError, StructureError, describe
 from tether.tree._mismatch import structure_error
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from tether._core import Module, Param, matches, replace_values
+from tether._core import Param
 from tether._core import frame as _frame
-from tether._core.module import structure_of, variables_of
+from tether._modules import Module, matches, replace_values
+from tether._modules.module import structure_of, variables_of
 from tether.errors import StructureError, describe
 
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from tether._core import Module
-from tether._core.module import variables_of
+from tether._modules import Module
+from tether._modules.module import variables_of
 from tether.errors import StructureError, describe
 
 __all__ = ["Mismatch", "mismatch", "structure_error"]

@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 
-from tether._core import Module, Variable, matches
+from tether._core import Variable
 from tether._core import frame as _frame
+from tether._modules import Module, matches
 
 
 def place(model: Module, where: Any, select: Any = Variable) -> None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tether._core import Module
-from tether._core.module import survey
+from tether._modules import Module
+from tether._modules.module import survey
 
 __all__ = ["Places"]
 

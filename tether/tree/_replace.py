@@ -10,11 +10,12 @@ from typing import Any
 
 import jax
 
-from tether._core import Module, Variable, modules
-from tether._core.module import adopt, structure_of, survey
-from tether._core.selection import unknown_path
+from tether._core import Variable
 from tether._core.structure import FrozenDict, holds_cells_or_modules, is_below, joined
 from tether._core.variable import Cells
+from tether._modules import Module, modules
+from tether._modules.module import adopt, structure_of, survey
+from tether._modules.selection import unknown_path
 from tether.errors import StructureError, describe
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tether._core import Module, replace_values
 from tether._core import frame as _frame
-from tether._core.module import structure_of, variables_of
 from tether._core.variable import coerced
-from tether._core.views import restacked
+from tether._modules import Module, replace_values
+from tether._modules.module import structure_of, variables_of
+from tether._modules.views import restacked
 from tether.errors import ArgumentError, StackedError, StructureError, describe
 
 

@@ -8,10 +8,11 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from tether._core import Module, Param, Variable
+from tether._core import Param, Variable
 from tether._core.frame import peek
-from tether._core.module import structure_of, variables_of
-from tether._core.selection import matches
+from tether._modules import Module
+from tether._modules.module import structure_of, variables_of
+from tether._modules.selection import matches
 from tether.errors import ArgumentError, describe
 from tether.tree._places import Places
 from tether.tree._table import Column, Table, binary, count

@@ -10,7 +10,7 @@ import pytest
 
 import tether
 from tether import nn
-from tether._core import is_selection, matches
+from tether._modules import is_selection, matches
 from tether.errors import SelectionError
 
 

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from tether._core import trace as _trace
-from tether._core.module import Module, each_module, structure_of, survey, variables_of
-from tether._core.selection import compiled, is_selection, matches, unknown_path
 from tether._core.structure import Structure, Survey, contains, is_below, joined, static_key
 from tether._core.variable import Not, Variable
+from tether._modules.module import Module, each_module, structure_of, survey, variables_of
+from tether._modules.selection import compiled, is_selection, matches, unknown_path
 from tether.errors import ArgumentError, SelectionError, UnusedViewWarning, describe
 
 

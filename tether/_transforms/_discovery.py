@@ -18,9 +18,9 @@ from typing import Any
 
 import jax
 
-from tether._core.module import Module, structure_of, survey, variables_of
 from tether._core.structure import joined
 from tether._core.variable import Cells, Variable
+from tether._modules.module import Module, structure_of, survey, variables_of
 
 _LIBRARIES = frozenset({"builtins", "jax", "tether"})
 _LEAVES = (bool, int, float, complex, str, bytes, type(None))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import pytest
 
 import tether
-from tether._core.discovery import Reach
+from tether._transforms._discovery import Reach
 from tether.errors import MissedReadWarning
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import jax
 
-from tether._core.module import Module, structure_of, survey, variables_of
 from tether._core.structure import Structure, is_below, is_trainable, joined
 from tether._core.variable import Cells, Not, Param, Variable
+from tether._modules.module import Module, structure_of, survey, variables_of
 from tether.errors import SelectionError, describe
 
 

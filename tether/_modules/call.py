@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one wrapper around every module's ``__call__``: mode, key, named scope, and errors that say where."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from tether._core import Rng, Variable
+from tether._core import frame as _frame
+from tether._core.structure import Survey
+from tether.errors import StackedError, StateLostError, TetherError, describe
+
+
+def wrapped_call(call: Callable[..., Any]) -> Callable[..., Any]:
+    """``__call__`` with ``training=`` and ``key=``, a named scope, and errors that say where."""
+    takes = set(inspect.signature(call).parameters) & {"training", "key"}
+
+    @functools.wraps(call)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        thread = _frame.thread
+        outer = thread.training, thread.stream
+        try:
+            if kwargs:
+                _enter_call(thread, takes, kwargs)
+            if self._tether.stacked:
+                raise _stacked_error(self)
+            with jax.named_scope(_scope_name(self)):
+                return call(self, *args, **kwargs)
+        except Exception as error:
+            _say_deleted(error, self)
+            _say_where(error, self, args)
+            raise
+        finally:
+            thread.training, thread.stream = outer
+
+    return __call__
+
+
+def _enter_call(thread: Any, takes: set[str], kwargs: dict[str, Any]) -> None:
+    training = kwargs.get("training") if "training" in takes else kwargs.pop("training", None)
+    key = kwargs.get("key") if "key" in takes else kwargs.pop("key", None)
+    if training is not None:
+        thread.training = bool(training)
+    if key is not None:
+        thread.stream = Rng(key)
+
+
+def _scope_name(module: Any) -> str:
+    return (
+        module._tether.label.rpartition(".")[2].replace("[", "_").replace("]", "").strip("_") or type(module).__name__
+    )
+
+
+def _say_where(error: Exception, module: Any, args: tuple[Any, ...]) -> None:
+    """Gives an error of a layer its path, and any other one a note, at the innermost module alone."""
+    where = f"{module._tether.label or 'the module itself'}  ({type(module).__name__})"
+    if getattr(error, "_tether_said", False):
+        return
+    if isinstance(error, TetherError):
+        error.at = error.at or where
+    else:
+        error.add_note(f"in {where}, called with {', '.join(map(describe, args)) or 'no positional arguments'}")
+    error._tether_said = True  # type: ignore[attr-defined]
+
+
+def _say_deleted(error: Exception, module: Any) -> None:
+    """Turns JAX's word on a deleted array into an error with the path."""
+    if not (isinstance(error, RuntimeError) and "deleted" in str(error)) or isinstance(error, TetherError):
+        return
+    lost = [variable for variable in Survey(module).variables if _frame.is_deleted(variable._value)]
+    if lost:
+        raise state_lost(lost) from error
+
+
+def state_lost(variables: list[Variable]) -> StateLostError:
+    """The error for Variables whose buffer a donated call consumed."""
+    return StateLostError(
+        "state was lost: its buffer was given away to a donated call.",
+        at=", ".join(variable.describe() for variable in variables[:3]) + (" and more" if len(variables) > 3 else ""),
+        got="an array that a donated call consumed, in a cell that it did not write",
+        expected="an array of the cell's own",
+        fix=[
+            "tether.clone(model) or tether.snapshot(model) before the donated call: a plain tree map shares buffers",
+            "tether.jit(f), without donate_state=True, keeps old buffers",
+        ],
+    )
+
+
+def _stacked_error(module: Any) -> StackedError:
+    return StackedError(
+        "a stacked module was called as a single one: its leaves have an axis of members in front.",
+        at=f"{module._tether.label or 'the module itself'}  ({type(module).__name__})",
+        got=f"a module stacked {module._tether.stacked} time(s)",
+        fix=["tether.vmap(lambda member, x: member(x))(modules, xs)", "tether.index(modules, 0)(x)"],
+    )
