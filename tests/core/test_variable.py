@@ -283,7 +283,7 @@ def test_inside_jit_the_declared_dtype_holds():
         with pytest.raises(ShapeError):
             state.value = jnp.ones(3)
         with pytest.raises(DtypeError):
-            state.value = 1j * x
+            state.value = jax.lax.complex(x, x)
         return state.value
 
     assert f(jnp.ones(2)).dtype == jnp.float16

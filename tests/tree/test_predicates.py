@@ -54,7 +54,7 @@ ROWS = [
 PREDICATES = (tether.is_array, tether.is_array_like, tether.is_inexact_array, tether.is_inexact_array_like)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: repr(row[0])[:30])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: repr(row[0])[:30].partition(" object at")[0])
 def test_predicates(row):
     leaf, *expected = row
     assert [predicate(leaf) for predicate in PREDICATES] == expected

@@ -40,6 +40,9 @@ class where:
     def __invert__(self) -> Not:
         return Not(self)
 
+    def __repr__(self) -> str:
+        return f"where({getattr(self.fn, '__qualname__', self.fn)})"
+
 
 def is_selection(value: Any) -> bool:
     """Whether ``value`` is of the grammar, rather than a predicate of leaves or a tree of bools."""

@@ -22,7 +22,7 @@ import jax
 from tether._core import frame as _frame
 from tether._core import trace as _trace
 from tether._core.lift import unpack
-from tether._core.random import in_lanes
+from tether._core.random import in_lanes, streams
 from tether._core.structure import static_key
 from tether._core.variable import Variable, own_copy
 from tether._modules.call import state_lost
@@ -38,27 +38,35 @@ _MOST_KEPT = 256  # plans or programs of one function
 class _Plan:
     """A program bound to Variables."""
 
-    __slots__ = ("donated", "is_new", "kept", "program", "targets", "written")
+    __slots__ = ("donated", "draws", "is_new", "kept", "program", "targets", "written")
 
     def __init__(self, program: Program, lifted: list[Variable], reach: Reach):
         self.program, self.is_new = program, True
         self.donated = [lifted[i] for i in program.donated]
         self.kept = [lifted[i] for i in program.kept]
         self.written = [lifted[i] for i in program.written]
+        self.draws = any(stream in self.donated for stream in streams())
         self.targets = {p: weakref.ref(m) for p, m in reach.places()} if program.packed.has_kept else {}
 
 
 class _Plans:
     """The plans for calls of one kind: one for each configuration of JAX that was met, the last used first."""
 
-    __slots__ = ("guards", "plans", "watched")
+    __slots__ = ("guards", "plans", "reach", "watched")
 
     def __init__(self, plans: list[_Plan], reach: Reach):
         self.plans, self.guards = plans, reach.guards
+        self.reach: Reach | None = reach  # until they are kept: it holds the modules
         self.watched: list[Any] = []
 
-    def hold(self) -> bool:
-        """Whether everything that was reached is still in its place."""
+    def are_lasting(self) -> bool:
+        """Whether they hold no stream that lives no longer than the lanes of a vmap around."""
+        return not (_frame.thread.frames and in_lanes()) or not any(plan.draws for plan in self.plans)
+
+    def serve(self) -> bool:
+        """Whether everything that was reached is still in its place, and the streams are those of this call."""
+        if not self.are_lasting():
+            return False
         for guard in self.guards:  # noqa: SIM110  (a call's path: a generator costs)
             if not guard.holds():
                 return False
@@ -101,9 +109,9 @@ class Jit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves: list[Any] = []
         key = self._key(args, kwargs, identity, leaves)
-        found = self._plans.get(key) if _outside_lanes() else None
-        if found is None or not found.hold():
-            found = self._make_plans(key, args, kwargs, leaves)
+        found = self._plans.get(key)
+        if found is None or not found.serve():
+            found = self._make_plans(args, kwargs, leaves)
         for plan in found.plans:
             try:
                 out = self._run(plan, leaves)
@@ -116,13 +124,16 @@ class Jit:
         if len(found.plans) > 1 and plan in found.plans:
             found.plans.remove(plan)
             found.plans.insert(0, plan)
+        if found.reach is not None:
+            self._keep(key, found, found.reach)
         plan.is_new, self._last = False, plan.program
         return unpack(plan.program.packed, out, lambda place: self._existing(plan, place, args, kwargs))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The lowered program for these arguments, as ``jax.jit(f).lower`` gives it; nothing runs."""
         leaves: list[Any] = []
-        found = self._make_plans(self._key(args, kwargs, identity, leaves), args, kwargs, leaves)
+        self._key(args, kwargs, identity, leaves)
+        found = self._make_plans(args, kwargs, leaves)
         for plan in found.plans:
             try:
                 return self._lowered(plan, leaves)
@@ -153,14 +164,12 @@ class Jit:
             key += name, static_key(value, f"argument {name}") if name in static.names else split(value, mark, leaves)
         return tuple(key)
 
-    def _make_plans(self, key: Any, args: Any, kwargs: Any, leaves: list[Any]) -> _Plans:
+    def _make_plans(self, args: Any, kwargs: Any, leaves: list[Any]) -> _Plans:
         """Binds the programs that modules of these structures have already."""
         reach = reach_of(self._fun, args, kwargs)
         lifted, fixed = arrays_and_others(reach)
         programs = self._programs.get(self._likeness(reach, lifted, fixed, args, kwargs), ())
         found = _Plans([_Plan(program, lifted, reach) for program in programs], reach)
-        if _outside_lanes():
-            self._remember(key, found, reach)
         for plan in found.plans:
             _commit(plan, leaves)
         return found
@@ -187,8 +196,11 @@ class Jit:
     ) -> Any:
         return self._key(args, kwargs, likeness, []), _reach_key(reach, lifted, fixed)
 
-    def _remember(self, key: Any, found: _Plans, reach: Reach) -> None:
+    def _keep(self, key: Any, found: _Plans, reach: Reach) -> None:
         """Keeps plans as long as everything lives that they were made for."""
+        found.reach = None
+        if not found.plans or not found.are_lasting():
+            return
         me = weakref.ref(self)
 
         def forget(_: Any) -> None:
@@ -297,11 +309,6 @@ def is_nested() -> bool:
 def _drop_oldest(kept: dict[Any, Any]) -> None:
     while len(kept) > _MOST_KEPT:
         del kept[next(iter(kept))]
-
-
-def _outside_lanes() -> bool:
-    """Whether plans may be kept: in the lanes of vmap they hold a stream that lives no longer than the lanes."""
-    return not (_frame.thread.frames and in_lanes())
 
 
 def arrays_and_others(reach: Reach) -> tuple[list[Variable], dict[Variable, Any]]:
