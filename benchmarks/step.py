@@ -203,11 +203,12 @@ def main() -> None:
     table = Table(title=f"Tether beside hand-written JAX {jax.__version__}, Python {platform.python_version()}, CPU")
     for column in ("what", "Tether, µs", "by hand, µs", "ratio", "bound"):
         table.add_column(column, justify="left" if column == "what" else "right")
+    console = Console(width=100)
     for name, bound, measure in rows:
         if options.only in name:
             ours, theirs, ratio = measure()
             table.add_row(name, f"{ours:,.0f}", f"{theirs:,.0f}", f"{ratio:.3f}", bound)
-    console = Console(width=100)
+            console.print(f"{name}: {ratio:.3f}")  # at once: the deep ones compile for minutes
     console.print(table)
     if not options.only:
         traces, compilations = fresh_models(10, 20)
