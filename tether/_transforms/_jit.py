@@ -38,13 +38,14 @@ _MOST_KEPT = 256  # plans or programs of one function
 class _Plan:
     """A program bound to Variables."""
 
-    __slots__ = ("donated", "draws", "is_new", "kept", "program", "targets", "written")
+    __slots__ = ("donated", "draws", "is_new", "kept", "program", "settled", "targets", "written")
 
     def __init__(self, program: Program, lifted: list[Variable], reach: Reach):
         self.program, self.is_new = program, True
         self.donated = [lifted[i] for i in program.donated]
         self.kept = [lifted[i] for i in program.kept]
         self.written = [lifted[i] for i in program.written]
+        self.settled = all(variable.home is None for variable in lifted)
         self.draws = any(stream in self.donated for stream in streams())
         self.targets = {p: weakref.ref(m) for p, m in reach.places()} if program.packed.has_kept else {}
 
@@ -224,7 +225,7 @@ class Jit:
     def _run(self, plan: _Plan, leaves: list[Any]) -> Any:
         if self._donate and not is_nested():
             return self._run_donating(plan, leaves)
-        donated, kept = _frame.gather(plan.donated), _frame.gather(plan.kept)
+        donated, kept = _frame.gather(plan.donated, plan.settled), _frame.gather(plan.kept, plan.settled)
         try:
             out = plan.program.run(donated, kept, leaves)
         except RuntimeError as error:
