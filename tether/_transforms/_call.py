@@ -12,17 +12,11 @@ import numpy as np
 
 from tether._core.random import streams
 from tether._core.structure import FrozenDict, static_key
-from tether._core.variable import Cells, Variable
 from tether._modules.module import Module, structure_of
 from tether._transforms._arguments import name_at
-from tether._transforms._discovery import Reach
+from tether._transforms._discovery import Reach, is_stateful
 
 _BUILTIN_NODES = (list, tuple, dict, FrozenDict, type(None))
-
-
-def is_stateful(value: Any) -> bool:
-    """Whether a flatten of arguments stops here: at a Module or Variable."""
-    return isinstance(value, Module | Variable | Cells)
 
 
 def reach_of(fun: Callable[..., Any], args: Any, kwargs: Any) -> Reach:

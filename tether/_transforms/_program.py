@@ -40,8 +40,9 @@ class Program:
         around = len(_inputs(jaxpr)) - count - len(leaves)  # values of a trace around come first
         used = _used(jaxpr, around, count)
         self.packed, self.written, self.traces = packed, written, 1
-        self.donated = [i for i in range(count) if used[i] and i in set(written)]
-        self.kept = [i for i in range(count) if used[i] and i not in set(written)]
+        changed = set(written)
+        self.donated = [i for i in range(count) if used[i] and i in changed]
+        self.kept = [i for i in range(count) if used[i] and i not in changed]
         self.is_closed = around == 0
         self.reads: tuple[str, ...] = ()
         self.writes: tuple[str, ...] = ()
