@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +106,27 @@ class TestMemory:
         assert self.freed(reference)
 
 
+def race(inputs: list[Any]) -> dict[int, Any]:
+    """Calls one jitted function three times from a thread for each input, all at once, each with a model of its own."""
+    step = tether.jit(lambda model, x: model(x))
+    models, results = [Counter() for _ in inputs], {}
+    barrier = threading.Barrier(len(inputs))
+
+    def work(i: int) -> None:
+        barrier.wait()
+        try:
+            results[i] = [float(step(models[i], inputs[i])) for _ in range(3)]
+        except BaseException as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
 class TestThreads:
     def test_evaluation_sees_a_whole_step(self):
         class Pair(tether.Module):
@@ -150,44 +172,12 @@ class TestThreads:
         assert float(model.parts[0][0]) == 301.0
         assert (train.traces, evaluate.traces) == (1, 1)
 
-    def test_two_threads_trace_one_function(self):
-        step = tether.jit(lambda model, x: model(x))
-        models, results = [Counter() for _ in range(4)], {}
-        barrier = threading.Barrier(4)
+    def test_threads_trace_one_function_for_different_shapes(self):
+        results = race([X[: i + 1] for i in range(4)])
+        assert results == {i: [expected(calls, x=X[: i + 1]) for calls in (1, 2, 3)] for i in range(4)}
 
-        def work(i):
-            barrier.wait()
-            try:
-                results[i] = [float(step(models[i], X[: i + 1])) for _ in range(3)]
-            except BaseException as error:
-                results[i] = error
-
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for i in range(4):
-            assert results[i] == [expected(calls, x=X[: i + 1]) for calls in (1, 2, 3)]
-
-    def test_two_threads_race_to_the_first_trace_of_one_program(self):
-        step = tether.jit(lambda model, x: model(x))
-        models, results = [Counter() for _ in range(4)], {}
-        barrier = threading.Barrier(4)
-
-        def work(i):
-            barrier.wait()
-            try:
-                results[i] = [float(step(models[i], X)) for _ in range(3)]
-            except BaseException as error:
-                results[i] = error
-
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert results == {i: [expected(calls) for calls in (1, 2, 3)] for i in range(4)}
+    def test_threads_race_to_the_first_trace_of_one_program(self):
+        assert race([X] * 4) == {i: [expected(calls) for calls in (1, 2, 3)] for i in range(4)}
 
 
 class TestRandom:
