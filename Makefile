@@ -3,6 +3,7 @@
 #
 #   make demo    train a convolutional network on handwritten digits      make check   lint, format, types, import layers
 #   make test    the whole test suite; ARGS="tests/nn -k norm" narrows    make bench   training steps against plain JAX
+#   make fuzz    the random proofs of tests/laws, forty times as long
 #
 # PYTHON=python3.13 VENV=.venv-newest picks another interpreter: 3.11 gets the oldest supported JAX, 3.12 and later the newest.
 
@@ -12,7 +13,7 @@ WORKERS ?= auto
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: demo test check fix bench examples setup clean
+.PHONY: demo test fuzz check fix bench examples setup clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/python examples/digits/train.py $(ARGS)
@@ -20,6 +21,10 @@ demo: $(VENV)/.ready
 # Beyond four workers the compilations of one test get in the way of another's more than the workers help.
 test: $(VENV)/.ready
 	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --maxprocesses=4 $(ARGS)
+
+fuzz: $(VENV)/.ready
+	TETHER_FUZZ=40 $(VENV)/bin/python -m pytest -q -n $(WORKERS) --maxprocesses=4 $(or $(ARGS),tests/laws/test_programs.py \
+		tests/laws/test_trees.py tests/laws/test_interrupts.py)
 
 check:
 	@VENV=$(VENV) PYTHON=$(PYTHON) tools/check

@@ -16,37 +16,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 from rich.console import Console
 from rich.table import Table
 
 import tether
-from benchmarks import handwritten
-from tether import nn
+from benchmarks import handwritten, transforms
+from benchmarks.models import WIDTH, data, make_model, mean_squares
 
-WIDTH, BATCH = 16, 16
 _BLOCK = 0.03  # seconds of one timed block
-
-
-def data() -> tuple[Any, Any]:
-    """A batch of inputs and targets."""
-    random = np.random.default_rng(0)
-    return tuple(jnp.asarray(random.standard_normal((BATCH, WIDTH)), jnp.float32) for _ in range(2))
-
-
-def make_model(depth: int, seed: int = 0) -> nn.Sequential:
-    """(Linear, BatchNorm, ReLU) x depth."""
-    layers: list[Any] = []
-    for key in jax.random.split(jax.random.key(seed), depth):
-        layers += [nn.Linear(WIDTH, WIDTH, key=key), nn.BatchNorm(WIDTH), nn.Lambda(jax.nn.relu)]
-    return nn.Sequential(layers)
-
-
-def mean_squares(model: Any, x: Any, y: Any) -> Any:
-    """The loss of both."""
-    return jnp.mean((model(x) - y) ** 2)
 
 
 def tether_step(depth: int, *, donate: bool, closure: bool) -> Callable[[], Any]:
@@ -107,6 +85,13 @@ def _block(function: Callable[[], Any], calls: int) -> float:
         out = function()
     jax.block_until_ready(out)
     return (time.perf_counter() - start) / calls
+
+
+def per_turn(pair: transforms.Pair, turns: int, rounds: int) -> tuple[float, float, float]:
+    """Two compiled programs, by the turn of their loop."""
+    (ours, our_args), (theirs, their_args) = (make() for make in pair)
+    first, second, ratio = paired(lambda: ours(*our_args), lambda: theirs(*their_args), rounds)
+    return first / turns, second / turns, ratio
 
 
 def first_calls(depth: int, rounds: int) -> tuple[float, float, float]:
@@ -200,6 +185,10 @@ def main() -> None:
     rows.append(("flatten, 300 leaves", "1.00", lambda: flattening(rounds)))
     rows.append(("eager forward, training, L=10", "1.30", lambda: eager(10, rounds)))
     rows.append(("eager forward, evaluation, L=10", "1.30", lambda: eager_evaluation(10, rounds)))
+    few = 3 if options.quick else 7
+    for name, (make_pair, turns) in transforms.PAIRS.items():
+        rows.append((name, "1.10", lambda make=make_pair, turns=turns: per_turn(make(), turns, rounds)))
+        rows.append((f"{name}: trace", "1.50", lambda make=make_pair: transforms.tracing(make(), few)))
     table = Table(title=f"Tether beside hand-written JAX {jax.__version__}, Python {platform.python_version()}, CPU")
     for column in ("what", "Tether, µs", "by hand, µs", "ratio", "bound"):
         table.add_column(column, justify="left" if column == "what" else "right")

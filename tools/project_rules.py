@@ -50,6 +50,7 @@ TRANSFORM_EXEMPTIONS = {
         "tether/nn/_batchnorm.py",
         "jax.jit",
     ): "functions of arrays alone, jitted as jnp's own are: one dispatch, one trace",
+    ("tether/random/_streams.py", "jax.vmap"): "of JAX's functions of one key, for stacks of keys",
 }
 
 

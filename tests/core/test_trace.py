@@ -163,69 +163,105 @@ def test_a_key_made_inside_a_trace_can_belong_to_no_trace(name: str):
     assert seen_in(PLAIN[name], look)
 
 
-def discarded() -> bool:
-    return trace.result_is_discarded(1)
+class TestCaches:
+    """JAX's caches of traces, and what keeps a trace out of them."""
+
+    STABLE = {
+        "jit": lambda f: jax.jit(lambda x: f() * x),
+        "jit of jit": lambda f: jax.jit(jax.jit(lambda x: f() * x)),
+        "scan": lambda f: (lambda body: lambda x: jax.lax.scan(body, x, None, length=1)[0])(
+            lambda c, _: (f() * c, None)
+        ),
+        "cond": lambda f: (lambda branch: lambda x: jax.lax.cond(True, branch, branch, x))(lambda x: f() * x),
+        "while": lambda f: (lambda test, body: lambda x: jax.lax.while_loop(test, body, (0, x))[1])(
+            lambda c: c[0] < 1, lambda c: (c[0] + 1, f() * c[1])
+        ),
+        "checkpoint": lambda f: jax.checkpoint(lambda x: f() * x),
+        "vmap of jit": lambda f: jax.vmap(jax.jit(lambda x: f() * x), axis_size=1, in_axes=None, out_axes=None),
+    }
+
+    @pytest.mark.parametrize("name", STABLE)
+    def test_a_spoiled_trace_is_not_found_again_and_others_are(self, name: str):
+        runs: list[int] = []
+
+        def value(spoils: bool, w: float) -> float:
+            runs.append(1)
+            if spoils:
+                caching.spoil()
+                caching.renew()
+            return w
+
+        w, spoils = 2.0, False
+        fun = self.STABLE[name](lambda: value(spoils, w))
+        assert float(fun(1.0)) == 2
+        with trace.Caching(apart=False) as caching:
+            w = 20.0
+            assert float(fun(1.0)) == 2  # as good as nothing: what was cached outside is found
+        spoils = True
+        for w, apart in [(3.0, True), (30.0, True), (31.0, True), (4.0, False)]:
+            with trace.Caching(apart=apart) as caching:
+                assert float(fun(1.0)) == (w if apart else 2.0)
+        assert float(fun(1.0)) == 2
+
+    def test_nothing_is_compiled_again_under_other_keys(self):
+        runs: list[int] = []
+        fun = jax.jit(lambda x: (runs.append(1), x + 1)[1])
+        for apart in (False, False, True, True):
+            with trace.Caching(apart):
+                fun(1.0)
+        assert len(runs) == 2
 
 
-class TestDiscarded:
-    """Whether a call is a statement, its result thrown away: read from the bytecode of the caller."""
+def seen_unflattened(call: Callable[[Any], Any]) -> list[bool]:
+    """What ``is_handed_by_jax`` says at each unflatten of a node, inside traces."""
+    found: list[bool] = []
 
-    def test_statement(self):
-        found: list[bool] = []
+    class Node:
+        pass
 
-        def note() -> bool:
-            found.append(trace.result_is_discarded(1))
-            return True
+    def ask() -> bool:  # two calls up, as in Structure
+        return trace.is_handed_by_jax()
 
-        note()
-        assert found == [True]
+    def unflatten(_: Any, children: Any) -> Node:
+        if trace.current() is not trace.EVALUATING:
+            found.append(asked())
+        node = Node()
+        node.x = children[0]  # type: ignore[attr-defined]
+        return node
 
-    def test_values_that_are_used(self):
-        kept = discarded()
-        listed = [discarded(), discarded()]
-        called = bool(discarded())
-        chained = discarded().__class__
-        by_name = {"flag": discarded()}
-        assert [kept, *listed, called, chained is bool, *by_name.values()] == [False, False, False, False, True, False]
-        assert discarded() is False
-        assert (lambda: discarded())() is False
-        assert (discarded() or discarded()) is False
+    asked = ask
+    jax.tree_util.register_pytree_node(Node, lambda node: ((node.x,), None), unflatten)
+    node = Node()
+    node.x = jnp.ones(2)  # type: ignore[attr-defined]
+    call(node)
+    return found
 
-    def test_return_and_yield(self):
-        def returns() -> bool:
-            return discarded()
 
-        def yields() -> Any:
-            yield discarded()
+HANDED = {
+    "jit": lambda node: jax.jit(lambda node: node.x)(node),
+    "grad": lambda node: jax.grad(lambda node: node.x.sum())(node),
+    "vmap": lambda node: jax.vmap(lambda node: node.x)(node),
+    "scan": lambda node: jax.lax.scan(lambda c, _: (c, None), node, None, length=2),
+    "cond": lambda node: jax.lax.cond(True, lambda n: n.x, lambda n: n.x, node),
+    "checkpoint": lambda node: jax.checkpoint(lambda node: node.x)(node),
+}
 
-        assert returns() is False
-        assert list(yields()) == [False]
 
-    def test_keywords_and_unpacked_arguments(self):
-        found: list[bool] = []
+@pytest.mark.parametrize("name", HANDED)
+def test_arguments_of_a_transformation_are_unflattened_by_jax(name: str):
+    assert all(seen_unflattened(HANDED[name])) and seen_unflattened(HANDED[name])
 
-        def note(*_: Any, **__: Any) -> int:
-            found.append(trace.result_is_discarded(1))
-            return 1
 
-        note(1, a=2)
-        note(*[1], a=2)
-        kept = note(*[1], a=2)
-        assert found == [True, True, False] and kept == 1
-
-    def test_method_in_a_loop_and_in_a_with_block(self):
-        found: list[bool] = []
-
-        class Notes:
-            def note(self) -> bool:
-                found.append(trace.result_is_discarded(1))
-                return False
-
-        notes = Notes()
-        for _ in range(2):
-            notes.note()
-        with jax.ensure_compile_time_eval():
-            notes.note()
-        while notes.note():
-            pass
-        assert found == [True, True, True, False]
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda node: jax.jit(lambda x: jax.tree.map(lambda y: y * x, node).x)(1.0),
+        lambda node: jax.jit(lambda x: jax.tree_util.tree_map(lambda y: y * x, node).x)(1.0),
+        lambda node: jax.jit(lambda x: jax.tree.unflatten(jax.tree.structure(node), [x]).x)(1.0),
+        lambda node: jax.eval_shape(lambda node: node.x, node),
+        lambda node: jax.make_jaxpr(lambda node: node.x)(node),
+    ],
+    ids=["tree.map", "tree_util", "unflatten", "eval_shape", "make_jaxpr"],
+)
+def test_the_users_tree_functions_and_looks_are_told_apart(call: Any):
+    assert seen_unflattened(call) and not any(seen_unflattened(call))

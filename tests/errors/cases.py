@@ -87,6 +87,24 @@ def read_after_write(x: Any) -> Any:
     return LANE.last * x
 
 
+def with_a_rule(net: Any) -> Callable[[Any], Any]:
+    f = jax.custom_jvp(lambda x: (net.linear.bias * x).sum())
+    f.defjvps(lambda tangent, out, x: tangent)
+    return lambda net: f(1.0)
+
+
+def read_then_write(net: Any) -> Any:
+    total = jax.lax.map(lambda x: x + net.linear.bias[0], jnp.ones(2))
+    net.linear.bias = jnp.ones(3)
+    return total
+
+
+def tangent_into_a_ref() -> None:
+    lane = Lane()
+    jax.jit(lambda x: lane.last * x)(1.0)
+    jax.grad(lane)(1.0)
+
+
 LANE = Lane()
 X = jnp.ones((4, 2))
 SCALAR = lambda net: net(X).sum()
@@ -133,9 +151,12 @@ CASES: dict[str, Callable[[Any], Any]] = {
     "per-lane write, plain": lambda net: jax.vmap(Lane())(jnp.arange(3.0)),
     "smuggled Variable": smuggle,
     "lost gradient": lambda net: jax.grad(read_after_write)(1.0),
-    "plain jit": lambda net: jax.jit(lambda x: net.linear(x))(X),
-    "plain scan": lambda net: jax.lax.scan(lambda c, _: (net.linear.bias, None), jnp.zeros(3), None, length=2),
-    "plain while": lambda net: jax.lax.while_loop(lambda c: c[0] < 1, lambda c: net.linear.bias, jnp.zeros(3)),
+    "plain checkpoint": lambda net: jax.checkpoint(lambda x: net.linear(x))(X),
+    "plain vmap of jit": lambda net: jax.vmap(jax.jit(lambda x: setattr(net, "flag", True) or x))(X),
+    "plain scan inside": lambda net: tether.jit(lambda: jax.lax.map(lambda x: setattr(net, "flag", True) or x, X))(),
+    "plain custom rule": lambda net: tether.grad(with_a_rule(net))(net),
+    "plain read, then write": lambda net: jax.jit(read_then_write)(net),
+    "tangent into a Ref": lambda net: tangent_into_a_ref(),
     "wrong channel count": lambda net: net.linear(jnp.ones((4, 5))),
     "wrong rank": lambda net: nn.Conv2d(1, 1, 3)(jnp.ones((4, 4))),
     "one value per channel": lambda net: nn.BatchNorm(2)(jnp.ones((1, 2))),

@@ -6,9 +6,7 @@ from __future__ import annotations
 import dis
 import functools
 import random
-import signal
 import sys
-import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +19,7 @@ import pytest
 import tether
 from tether import nn
 from tether._core import frame
-from tether._core.random import default_stream
+from tether.random._streams import default_stream
 
 X = np.asarray([[1.0, 2.0], [3.0, -1.0], [0.5, 0.25]], np.float32)
 
@@ -283,46 +281,3 @@ def test_interrupt_anywhere_in_a_frame():
     for at in range(places):
         assert Injector(at).run(run)
         assert frame.thread.frames == [], f"a Frame was left behind at place {at}"
-
-
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
-@pytest.mark.parametrize("donate", [False, True])
-def test_signals_at_random_moments(donate: bool):
-    """Real signals, which come between bytecodes and during the compiled call."""
-    assert threading.current_thread() is threading.main_thread()
-    cells = [tether.State(jnp.zeros(2)) for _ in range(8)]
-
-    @tether.jit(donate_state=donate)
-    def step() -> Any:
-        for cell in cells:
-            cell.value = cell.value + 1
-        return cells[0].value.sum()
-
-    step()
-    step()
-    chance, interrupted = random.Random(1), 0
-    old = signal.signal(signal.SIGALRM, _interrupt)
-    try:
-        for _ in range(300):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 4e-4))
-                while True:
-                    step()
-            except KeyboardInterrupt:
-                interrupted += 1
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            assert not frame.thread.frames
-            found = {float(cell.value[0]) for cell in cells}
-            assert len(found) == 1, f"half a step: {found}"
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
-    assert interrupted == 300
-    before = float(cells[0].value[0])
-    step()
-    assert float(cells[0].value[0]) == before + 1 and step.traces == 1
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt

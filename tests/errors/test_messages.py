@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every message, word for word (messages.txt), and that a fault changes nothing: the next call works.
+"""Every message, word for word, and that a fault changes nothing: the next call works.
 
-``messages.txt`` is read by people: a changed message is changed there by hand, and read again as a user would.
+``messages.txt`` and ``messages_of_transforms.txt`` are read by people: a changed message is changed there by hand, and
+read again as a user would.
 """
 
 from __future__ import annotations
 
 import pickle
 import re
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,18 +21,21 @@ import optax
 import pytest
 
 import tether
-from tests.errors.cases import BAD_INPUT, CASES, Held, Net, X
+from tests.errors import cases, cases_of_transforms
+from tests.errors.cases import BAD_INPUT, Held, Net, X
 from tether import errors, nn
 from tether._core import frame
-from tether._core.random import default_stream
-from tether.errors import TetherError, UnusedViewWarning
+from tether.errors import LostUpdateWarning, TetherError, UnusedViewWarning
+from tether.random._streams import default_stream
 
 pytestmark = pytest.mark.filterwarnings("ignore::tether.errors.TetherWarning")
+CASES = {**cases.CASES, **cases_of_transforms.CASES}
 
 
 def recorded() -> dict[str, tuple[str, str]]:
     """Name of the case -> class and text."""
-    text = (Path(__file__).parent / "messages.txt").read_text()
+    files = [Path(__file__).parent / name for name in ("messages.txt", "messages_of_transforms.txt")]
+    text = "".join(file.read_text() for file in files)
     found = {}
     for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
         head, _, body = section.partition("\n")
@@ -52,7 +57,7 @@ def values(model: Any) -> list[Any]:
     assert (thread.frames, thread.training, thread.stream, thread.constructing) == ([], None, None, None)
     found = {path: variable._value for path, variable in tether.variables(model).items()}
     assert not any(isinstance(value, jax.core.Tracer) for value in found.values())
-    keys = jax.random.key_data(default_stream._value).tolist()
+    keys = jax.random.key_data(default_stream.value).tolist()
     plain = lambda v: jax.random.key_data(v) if jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else v
     return [keys, *((path, np.asarray(plain(value)).tolist()) for path, value in found.items())]
 
@@ -78,6 +83,7 @@ def test_message(name: str):
 
 def test_nothing_is_recorded_in_vain():
     assert list(RECORDED) == list(CASES)
+    assert not cases.CASES.keys() & cases_of_transforms.CASES.keys()
 
 
 @pytest.mark.parametrize("name", BAD_INPUT)
@@ -196,6 +202,20 @@ def test_view_thrown_away():
         "a view was made (training=False) and thrown away: it changes nothing by itself.\n"
         "  fix:      keep it (evaluating = model.eval()), call it (model.eval()(x)), "
         "or pass the mode at the call (model(x, training=False))"
+    )
+
+
+def test_update_lost_by_value():
+    """At the line that wrote it; tests/transforms/test_plain_by_value.py has what warns and what doesn't."""
+    norm, line = nn.BatchNorm(2), 2 + sys._getframe().f_lineno
+    with pytest.warns(LostUpdateWarning) as caught:
+        jax.jit(lambda norm, x: norm(x))(norm, X)
+    assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, line)]
+    assert str(caught[0].message) == (
+        "a module was passed by value to a plain JAX transformation, and what was written to it is lost.\n"
+        "  at:       mean  (State), var  (State)\n"
+        "  fix:      a Tether transformation (tether.jit, tether.grad, ...), where the module is the caller's; "
+        "or return the module, and use what comes back"
     )
 
 

@@ -106,7 +106,8 @@ def ema_by_hand(state: Values, h: Any) -> tuple[Any, Values]:
     )
     y = (h - spread(mean, h)) / jnp.sqrt(spread(var, h) + EPS)
     y = y * spread(state["net.weight"], h) + spread(state["net.bias"], h)
-    return y, {"net.mean": mean, "net.var": var, "net.count": state["net.count"] + 1}
+    kept = {"net.mean": jax.lax.stop_gradient(mean), "net.var": jax.lax.stop_gradient(var)}
+    return y, {**kept, "net.count": state["net.count"] + 1}
 
 
 def dropout_by_hand(state: Values, h: Any) -> tuple[Any, Values]:

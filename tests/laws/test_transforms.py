@@ -15,7 +15,6 @@ import itertools
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -24,69 +23,9 @@ import numpy as np
 import pytest
 
 import tether
-from tests.laws.kinds import (
-    KINDS,
-    LANES,
-    LOG,
-    OTHER,
-    OTHERS,
-    XS,
-    Boom,
-    Kind,
-    Task,
-    Values,
-    X,
-    dropout_by_hand,
-    lane,
-    loss_by_hand,
-)
+from tests.laws.columns import TRANSFORMS
+from tests.laws.kinds import KINDS, LANES, LOG, OTHER, OTHERS, XS, Boom, Kind, Task, Values, X
 from tether.errors import MissedReadWarning
-
-
-def plain_oracle(kind, state, x):
-    return loss_by_hand(kind, state, x)
-
-
-def grad_oracle(kind, state, x):
-    return jax.grad(lambda x: loss_by_hand(kind, state, x), has_aux=True)(x)
-
-
-def value_and_grad_oracle(kind, state, x):
-    names = [n for n in ("scale", "net.weight", "net.bias", "net.encoder.weight") if n in state]
-    fun = lambda params: loss_by_hand(kind, {**state, **params}, x)
-    (value, new), gradients = jax.value_and_grad(fun, has_aux=True)({name: state[name] for name in names})
-    return (value, gradients), new
-
-
-def second_oracle(kind, state, x):
-    def inner(x):
-        gradient, new = jax.grad(lambda x: loss_by_hand(kind, state, x), has_aux=True)(x)
-        return (gradient**2).sum(), new
-
-    return jax.grad(inner, has_aux=True)(x)
-
-
-def shared_oracle(kind, state, xs):
-    if kind.joint:
-        return loss_by_hand(kind, state, xs)
-    losses, states = zip(*[loss_by_hand(kind, lane(state, i), x) for i, x in enumerate(xs)], strict=True)
-    new = {**states[0], "rng": advanced(kind, state)}
-    if "net.mean" in new:  # reduce="mean"
-        new["net.mean"] = jnp.stack([s["net.mean"] for s in states]).mean(0)
-    return jnp.stack(losses), new
-
-
-def members_oracle(kind, state, xs):
-    members = [{name: value[i] for name, value in state.items() if name != "rng"} for i in range(LANES)]
-    members = [{**member, "rng": lane(state, i)["rng"]} for i, member in enumerate(members)]
-    losses, states = zip(*[loss_by_hand(kind, s, x) for s, x in zip(members, xs, strict=True)], strict=True)
-    new = {name: jnp.stack([s[name] for s in states]) for name in states[0] if name != "rng"}
-    return jnp.stack(losses), {**new, "rng": advanced(kind, state)}
-
-
-def advanced(kind, state):
-    return jax.random.split(state["rng"])[0] if kind.by_hand is dropout_by_hand else state["rng"]
-
 
 # Ways to come by a model: (task) -> (function, arguments before x, rebind), rebind(other) -> the arguments.
 
@@ -143,72 +82,6 @@ def by_missed_read(task):
 WAYS = [by_argument, by_closure, by_bound_method, by_self, by_partial, by_global, by_container, by_missed_read]
 
 
-# Transformations of the library: (function, holder of the task, way) -> function of the same arguments.
-
-
-def value_and_grad_of(fun, holder, way):
-    if way is by_argument:
-        return tether.value_and_grad(fun)
-    return lambda *args: tether.value_and_grad(fun, wrt=holder[0])(*args)
-
-
-def second_of(fun, holder, way):
-    first = tether.grad(fun, argnums=-1)
-    return tether.grad(lambda *args: (first(*args) ** 2).sum(), argnums=-1)
-
-
-def jit_of(inner: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda fun, holder, way: tether.jit(inner(fun, holder, way))
-
-
-def of_jit(outer: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda fun, holder, way: outer(tether.jit(fun), holder, way)
-
-
-@dataclass(frozen=True)
-class Transform:
-    apply: Callable[..., Callable[..., Any]]
-    oracle: Callable[..., tuple[Any, Values]]
-    compiled: bool = False
-    lanes: str = ""  # "shared" or "members"
-
-
-def grad_of(fun, holder, way):
-    return tether.grad(fun, argnums=-1)
-
-
-def checkpoint_of(fun, holder, way):
-    return tether.checkpoint(fun)
-
-
-def shared_of(fun, holder, way):
-    return tether.vmap(fun, axis_name="lanes")
-
-
-def members_of(fun, holder, way):
-    return tether.vmap(fun)
-
-
-TRANSFORMS = {
-    "eager": Transform(lambda fun, holder, way: fun, plain_oracle),
-    "jit": Transform(jit_of(lambda fun, holder, way: fun), plain_oracle, True),
-    "grad": Transform(grad_of, grad_oracle),
-    "value_and_grad": Transform(value_and_grad_of, value_and_grad_oracle),
-    "grad of grad": Transform(second_of, second_oracle),
-    "vmap shared": Transform(shared_of, shared_oracle, lanes="shared"),
-    "vmap ensemble": Transform(members_of, members_oracle, lanes="members"),
-    "checkpoint": Transform(checkpoint_of, plain_oracle),
-    "grad in jit": Transform(jit_of(value_and_grad_of), value_and_grad_oracle, True),
-    "vmap in jit": Transform(jit_of(shared_of), shared_oracle, True, "shared"),
-    "ensemble in jit": Transform(jit_of(members_of), members_oracle, True, "members"),
-    "jit in grad": Transform(of_jit(value_and_grad_of), value_and_grad_oracle, True),
-    "jit in vmap": Transform(of_jit(shared_of), shared_oracle, True, "shared"),
-    "checkpoint in grad": Transform(lambda f, h, w: grad_of(tether.checkpoint(f), h, w), grad_oracle),
-    "grad in checkpoint": Transform(lambda f, h, w: tether.checkpoint(grad_of(f, h, w)), grad_oracle),
-    "grad of grad in jit": Transform(jit_of(second_of), second_oracle, True),
-}
-
-
 def make_task(kind: Kind, lanes: str) -> tether.Module:
     if lanes == "members":
         return tether.stack([Task(kind.make(), 1.0 + i) for i in range(LANES)])
@@ -226,16 +99,17 @@ def stream_value() -> Any:
 
 def oracle(kind: str, transform: str) -> tuple[list[Any], list[Values]]:
     """Results and states of four calls, one after the other; the first state is the one before them."""
-    return _oracle(kind, TRANSFORMS[transform].oracle, TRANSFORMS[transform].lanes)
+    column = TRANSFORMS[transform]
+    return _oracle(kind, column.oracle, column.lanes, column.turns)
 
 
 @functools.cache
-def _oracle(kind: str, compute: Callable[..., Any], lanes: str) -> tuple[list[Any], list[Values]]:
+def _oracle(kind: str, compute: Callable[..., Any], lanes: str, turns: bool) -> tuple[list[Any], list[Values]]:
     tether.seed(0)
     states, results = [state_of(make_task(KINDS[kind], lanes))], []
     step = jax.jit(functools.partial(compute, KINDS[kind]))
     for _ in range(4):
-        result, state = step(states[-1], XS if lanes else X)
+        result, state = step(states[-1], XS if lanes or turns else X)
         results.append(result)
         states.append(state)
     return results, states
@@ -296,7 +170,10 @@ def cells() -> Iterator[Any]:
     for (i, kind), (j, transform), way in itertools.product(enumerate(KINDS), enumerate(TRANSFORMS), WAYS):
         if TRANSFORMS[transform].lanes == "members" and way is not by_argument:
             continue  # a stacked model is mapped where it is an argument
-        turn = [WAYS[1 + (i + 3 * j + k) % 7] for k in range(0, 1 if " in " in transform else 6, 2)]
+        if way is by_missed_read and TRANSFORMS[transform].traced and " in " in transform:
+            continue  # each level traces once more
+        few = TRANSFORMS[transform].few or " in " in transform
+        turn = [WAYS[1 + (i + 3 * j + k) % 7] for k in range(0, 1 if few else 6, 2)]
         if transform != "jit" and way is not by_argument and way not in turn:
             continue
         yield pytest.param(kind, transform, way, id=f"{kind}-{transform}-{way.__name__}")
@@ -307,23 +184,23 @@ def test_cell(kind: str, transform: str, way: Callable[..., Any]) -> None:
     results, states = oracle(kind, transform)
     tether.seed(0)
     row, column = KINDS[kind], TRANSFORMS[transform]
-    x, other = (XS, OTHERS) if column.lanes else (X, OTHER)
+    x, other = (XS, OTHERS) if column.lanes or column.turns else (X, OTHER)
     task = make_task(row, column.lanes)
     holder, watch = [task], Watch(task)
     watch.check(states[0])
     fun, args, rebind = way(task)
     is_missed = way is by_missed_read and transform != "grad in jit"  # there wrt= has the model
-    first = 2 if column.compiled and is_missed else 1
-    later = 0 if column.compiled else 1
+    first = 2 if (column.compiled or column.traced) and is_missed else column.runs
+    later = 0 if column.compiled else first
 
     with missed_reads_are_fine():
-        call = column.apply(fun, holder, way)
+        call = column.apply(fun, holder, way.__name__)
         with runs(first):
             assert_close(call(*args, x), results[0])
         watch.check(states[1])
 
         if not column.compiled:
-            call = column.apply(fun, holder, way)  # a fresh one must not meet what the last one left
+            call = column.apply(fun, holder, way.__name__)  # a fresh one must not meet what the last one left
         with runs(later):
             assert_close(call(*args, x), results[1])
         watch.check(states[2])
@@ -344,7 +221,7 @@ def test_cell(kind: str, transform: str, way: Callable[..., Any]) -> None:
         holder[0] = clone
         if rebind is None:
             fun, args, _ = way(clone)
-            call = column.apply(fun, holder, way)
+            call = column.apply(fun, holder, way.__name__)
         else:
             args = rebind(clone)
         with runs(first if rebind is None else later):
@@ -373,11 +250,11 @@ def test_nothing_leaks(kind: str, transform: str, way: Callable[..., Any]) -> No
     LOG[:] = ["go"]
     with missed_reads_are_fine(), jax.checking_leaks():
         for i in range(2):
-            result = column.apply(fun, [task], way)(*args, XS if column.lanes else X)
+            result = column.apply(fun, [task], way.__name__)(*args, XS if column.lanes or column.turns else X)
             assert_close(result, results[i])
             del result
         LOG[:] = ["fail"]
         if transform != "eager":
             with pytest.raises(Boom):
-                column.apply(fun, [task], way)(*args, OTHERS if column.lanes else OTHER)
+                column.apply(fun, [task], way.__name__)(*args, OTHERS if column.lanes or column.turns else OTHER)
     watch.check(states[2])

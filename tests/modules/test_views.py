@@ -14,6 +14,7 @@ import pytest
 
 import tether
 from tether import nn
+from tether._modules.views import result_is_discarded
 from tether.errors import ArgumentError, SelectionError, StaticError, TetherError, UnusedViewWarning
 
 
@@ -223,3 +224,71 @@ class TestUnused:
             [model.eval(), tether.freeze(model)]
             assert kept and model.train().training
             (lambda: model.eval())()
+
+
+def discarded() -> bool:
+    return result_is_discarded(1)
+
+
+class TestDiscarded:
+    """Whether a call is a statement, its result thrown away: read from the bytecode of the caller."""
+
+    def test_statement(self):
+        found: list[bool] = []
+
+        def note() -> bool:
+            found.append(result_is_discarded(1))
+            return True
+
+        note()
+        assert found == [True]
+
+    def test_values_that_are_used(self):
+        kept = discarded()
+        listed = [discarded(), discarded()]
+        called = bool(discarded())
+        chained = discarded().__class__
+        by_name = {"flag": discarded()}
+        assert [kept, *listed, called, chained is bool, *by_name.values()] == [False, False, False, False, True, False]
+        assert discarded() is False
+        assert (lambda: discarded())() is False
+        assert (discarded() or discarded()) is False
+
+    def test_return_and_yield(self):
+        def returns() -> bool:
+            return discarded()
+
+        def yields() -> Any:
+            yield discarded()
+
+        assert returns() is False
+        assert list(yields()) == [False]
+
+    def test_keywords_and_unpacked_arguments(self):
+        found: list[bool] = []
+
+        def note(*_: Any, **__: Any) -> int:
+            found.append(result_is_discarded(1))
+            return 1
+
+        note(1, a=2)
+        note(*[1], a=2)
+        kept = note(*[1], a=2)
+        assert found == [True, True, False] and kept == 1
+
+    def test_method_in_a_loop_and_in_a_with_block(self):
+        found: list[bool] = []
+
+        class Notes:
+            def note(self) -> bool:
+                found.append(result_is_discarded(1))
+                return False
+
+        notes = Notes()
+        for _ in range(2):
+            notes.note()
+        with jax.ensure_compile_time_eval():
+            notes.note()
+        while notes.note():
+            pass
+        assert found == [True, True, True, False]

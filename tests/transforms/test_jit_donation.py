@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -126,6 +128,31 @@ class TestDonation:
         np.testing.assert_array_equal(first[0].a, np.full(3, 4.0))
         step(first)
         np.testing.assert_array_equal(first[0].a, np.full(3, 5.0))
+
+    def test_lost_state_names_the_functions_that_may_have_taken_it(self):
+        @tether.jit(donate_state=True)
+        def train_step(model):
+            model.a = model.a + 1
+
+        @tether.jit(donate_state=True)
+        def other_step(model):
+            model.b = model.b + 1
+
+        def error_of(name, read):
+            getattr(model, name).delete()
+            with pytest.raises(StateLostError) as info:
+                tether.jit(read)(model)
+            return str(info.value)
+
+        model = Slots()
+        for _ in range(2):
+            train_step(model), other_step(model)
+        assert "did not write; such a cell is donated by tether.jit(train_step)\n" in error_of("a", lambda m: m.a.sum())
+        assert "did not write; such a cell is donated by tether.jit(other_step)\n" in error_of("b", lambda m: m.b.sum())
+        del other_step
+        gc.collect()
+        assert "that it did not write\n" in error_of("b", lambda m: m.b.sum())
+        assert "that it did not write\n" in error_of("p", lambda m: m.p.sum())
 
     def test_runtime_failure_after_donation(self):
         model, fail = Slots(), [False]

@@ -8,7 +8,8 @@ nothing to restore, and a Variable never holds a tracer of a trace younger than 
 
 Variables and Frames carry birth numbers: a Frame concerns only Variables older than itself. Between
 the place of an access and the home of the value there may be traces of plain JAX transformations,
-which know nothing of Frames; what may cross them is decided here, in ``_check_crossing`` and ``_lowered``.
+which know nothing of Frames; what may cross them is decided here. Inside a Frame, JAX must not keep a trace
+that read a Variable; outside all Frames, the Variable moves into a ``jax.Ref`` (``ref``), which JAX knows.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ import collections
 import itertools
 import operator
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.core
+import numpy as np
 
+from tether._core import ref as _ref
 from tether._core import trace as _trace
 from tether.errors import LeakError, PlainTransformError
 
@@ -31,7 +35,6 @@ if TYPE_CHECKING:
     from tether._core.variable import Variable
 
 births = itertools.count()
-_OURS = ("jax.jit", "jax.grad", "jax.vmap", "jax.checkpoint")  # those that have a namesake here
 
 
 class _Thread(threading.local):
@@ -42,6 +45,8 @@ class _Thread(threading.local):
         self.training: bool | None = None  # `training=` of the calls around
         self.stream: Any = None  # the Rng of `key=` or of `random.scope`
         self.constructing: list[Any] | None = None  # modules whose outermost constructor still runs
+        self.watchers: tuple[Any, ...] = ()  # what looks at the calls of modules, the outermost first
+        self.inside = ""  # while something looks: the path of the module that is being called
 
 
 thread = _Thread()
@@ -69,34 +74,30 @@ class Frame:
     Attributes:
         values: Variable -> its value inside: those given at the start, and those written.
         lane: Inside vmap, the index of the lane; random streams are told apart by it.
+        row: Where one trace stands for several rows (lanes, turns of a loop), the index of the row.
         children: Stream of random keys from outside -> its private child in the lanes, and where that began.
+        placed: Variable -> the sharding that a shard_map inside has for it.
     """
 
     __slots__ = (
-        "birth",
-        "children",
-        "given",
-        "home",
-        "kind",
-        "lane",
-        "miss",
-        "missed",
-        "outer",
-        "reads",
-        "values",
-        "written",
+        *("birth", "caching", "children", "given", "home", "kind", "lane", "miss", "missed", "outer"),
+        *("placed", "reads", "row", "values", "written"),
     )
 
     def __init__(self, kind: str, miss: str = "through"):
-        self.kind, self.miss, self.lane = kind, miss, None
+        self.kind, self.miss = kind, miss
+        self.lane: Any = None
+        self.row: Any = None
         self.values: dict[Variable, Any] = {}
         self.given: frozenset[Variable] = frozenset()
         self.reads: dict[Variable, None] = {}
         self.written: dict[Variable, None] = {}
         self.missed: dict[Variable, None] = {}
         self.children: dict[Variable, Any] = {}
+        self.placed: dict[Variable, Any] = {}
         self.birth = next(births)
         self.home: Any = None
+        self.caching: Any = None
         self.outer = _trace.current()  # where the transformation was called: a read that passes goes on from there
 
     def run(self, values: dict[Variable, Any], fun: Callable[[], Any]) -> tuple[Any, list[Variable], list[Any]]:
@@ -109,43 +110,119 @@ class Frame:
         depth = len(thread.frames)
         try:  # a signal may come right after the append: it, too, finds the stack cut back
             self.values, self.given, self.home = dict(values), frozenset(values), _trace.current()
-            thread.frames.append(self)
-            out = fun()
+            with _trace.Caching(apart=bool(_ref.cached)) as self.caching:
+                thread.frames.append(self)
+                out = fun()
             return out, list(self.written), [self.values[variable] for variable in self.written]
         finally:
             del thread.frames[depth:]
             self.values, self.children = {}, {}
-            self.home = self.outer = self.lane = None
+            self.home = self.outer = self.lane = self.row = self.caching = None
+            if thread.frames:
+                thread.frames[-1].caching.renew()
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(getattr(value, "dtype", None), np.dtype) or not isinstance(value, jax.Array)
+
+
+def stored(value: Any) -> Any:
+    """A value as a slot holds it: of a typed key the data, which JAX passes and returns without running Python."""
+    return value if _is_plain(value) else jax.random.key_data(value)
+
+
+def loaded(variable: Variable, value: Any) -> Any:
+    """What a slot holds, as it is read."""
+    return value if variable.impl is None else jax.random.wrap_key_data(value, impl=variable.impl)
+
+
+def held(variable: Variable) -> Any:
+    """What lies in the Variable itself, whatever the Frames say; it leaves no step in the trace."""
+    home = _trace.owner(variable._value) or _trace.EVALUATING
+    with _trace.inside(home):
+        return loaded(variable, _ref.get(variable, home))
+
+
+def keep(variable: Variable, value: Any) -> None:
+    """Puts a value into the Variable itself."""
+    variable.impl = None if _is_plain(value) else jax.random.key_impl(value)
+    set_value(variable, stored(value))
 
 
 def read(variable: Variable) -> Any:
     """The value of a Variable, as seen from here."""
     frames, now = thread.frames, _trace.current()
     if not frames and now is _trace.EVALUATING and variable.home is None:
-        return variable._value
-    for frame in reversed(frames):
+        value = _ref.get(variable, now) if _ref.moved else variable._value
+        return value if variable.impl is None else loaded(variable, value)
+    for depth, frame in enumerate(reversed(frames)):
         if frame.birth < variable.birth:
-            break
-        _check_crossing(variable, _trace.crossed(now, frame.home), "read")
+            return _read_outside(variable, now, frames[: len(frames) - depth])
+        _cross(variable, _trace.crossed(now, frame.home))
         frame.reads[variable] = None
         if variable in frame.values:
-            return frame.values[variable]
+            return _reachable(variable, frame.values[variable], now)
         _missed(frame, variable)
         now = frame.outer
-    _check_crossing(variable, _trace.crossed(now, _home(variable)), "read")
-    return _alive(variable, variable._value)
+    return _read_outside(variable, now, [])
+
+
+def _reachable(variable: Variable, value: Any, now: Any) -> Any:
+    """A Frame's value, unless a custom rule reads it that runs outside the transformation of its tracer."""
+    home = _trace.owner(value)
+    if _is_foreign(home, now) and not _trace.is_staged(home):
+        raise PlainTransformError.custom_rule(_trace.transform_name(home), variable.describe())
+    return value
+
+
+def _is_foreign(home: Any, now: Any) -> bool:
+    return home is not None and home is not now and home not in _trace.chain(now)
+
+
+def _read_outside(variable: Variable, now: Any, around: Sequence[Frame]) -> Any:
+    """The value of the Variable itself, as seen from the trace ``now``; ``around`` are the Frames around its birth."""
+    home = _home(variable)
+    traces = _trace.crossed(now, home)
+    staged = [trace for trace in traces if _trace.is_staged(trace)]
+    _check_not_stopped(variable, traces)
+    if variable.handed is not None:
+        variable.handed.read(variable)
+    if staged and not around and home is _trace.EVALUATING:
+        _to_ref(variable, traces, "read")
+        return loaded(variable, _ref.get(variable, staged[0]))
+    if staged and around:
+        _spoil()
+    elif staged:
+        variable.captured = True
+    return loaded(variable, _alive(variable, _ref.get(variable, home) if _ref.moved else variable._value))
+
+
+def _cross(variable: Variable, traces: list[Any]) -> None:
+    """A read from within plain traces that run inside a Frame."""
+    _check_not_stopped(variable, traces)
+    if any(map(_trace.is_staged, traces)):
+        _spoil()
+
+
+def _spoil() -> None:
+    """What JAX traces here holds a value of this run of the Frames: it must not find the trace again."""
+    for frame in thread.frames:
+        frame.caching.spoil()
+    thread.frames[-1].caching.renew()
+
+
+def _to_ref(variable: Variable, traces: list[Any], action: str) -> None:
+    reason = _ref.refusal(variable, traces, action)
+    if reason is not None:
+        raise _unseen(variable, traces, action, reason)
+    _ref.move(variable)
 
 
 def _alive(variable: Variable, value: Any) -> Any:
     """The value, unless it belongs to a trace that is over."""
-    if isinstance(value, jax.core.Tracer) and _trace.owner(value) not in _trace.chain(_trace.current()):
-        raise LeakError(
-            "a Variable was read outside the transformation that made it.",
-            at=variable.describe(),
-            got=f"the value of a trace that is over; the Variable was made at {variable.where}",
-            expected="a Variable of this trace, or an array",
-            fix="return the module (or the value) from the transformed function and use what the call returns",
-        )
+    now = _trace.current()
+    if _is_foreign(_trace.owner(value), now) and not _trace.has_lost_parent(now):
+        raise LeakError.over(variable.describe(), variable.where)
     return value
 
 
@@ -158,12 +235,7 @@ def _missed(frame: Frame, variable: Variable) -> None:
     if frame.miss == "note":
         frame.missed[variable] = None
     elif frame.miss == "refuse":
-        raise LeakError(
-            f"{frame.kind}: the function uses a Variable that it was not given.",
-            at=variable.describe(),
-            expected="values for every Variable that the function uses",
-            fix="start from pure(f).values(), which has a value for all of them",
-        )
+        raise LeakError.not_given(frame.kind, variable.describe())
 
 
 def write(variable: Variable, value: Any) -> None:
@@ -171,15 +243,40 @@ def write(variable: Variable, value: Any) -> None:
     frames, now = thread.frames, _trace.current()
     frame = frames[-1] if frames and frames[-1].birth > variable.birth else None
     home = frame.home if frame else _home(variable)
-    if now is not home:
-        value = _lowered(variable, value, _trace.crossed(now, home))
-    if frame is None:
-        set_value(variable, value)
+    if frame is None and home is _trace.EVALUATING and (_ref.moved or now is not home):
+        _write_outside(variable, value, _trace.crossed(now, home))
         return
-    if variable not in frame.values:
+    if now is not home:
+        traces = _trace.crossed(now, home)
+        if any(map(_trace.is_staged, traces)):
+            raise _unseen(variable, traces, "write", "the written value would stay in its trace")
+        value = _lowered(variable, value, traces)
+    if frame is None:
+        if variable.captured:  # JAX may find the trace that closed over it, with the old value
+            raise PlainTransformError.captured(variable.describe())
+        if variable.handed is not None:
+            variable.handed.wrote(variable)
+        keep(variable, value)
+        return
+    if variable not in frame.values and not variable.leaves_only:
         _missed(frame, variable)
     frame.values[variable] = value
     frame.written[variable] = None
+
+
+def _write_outside(variable: Variable, value: Any, traces: list[Any]) -> None:
+    """Writes a Variable of no trace, from within plain traces outside all Frames."""
+    staged = [trace for trace in traces if _trace.is_staged(trace)]
+    if staged:
+        _to_ref(variable, traces, "write")
+    value = _lowered(variable, value, traces[: traces.index(staged[0])] if staged else traces)
+    if _ref.holds(variable):
+        if variable.stopped is not None:  # a cached program may read it, and nobody would know
+            name, variable.stopped = _trace.transform_name(variable.stopped()), None
+            raise PlainTransformError.tangent(name, variable.describe(), _ref.where(variable))
+        _ref.put(variable, stored(value), staged[0] if staged else _trace.EVALUATING)
+    else:
+        keep(variable, value)
 
 
 def is_deleted(value: Any) -> bool:
@@ -188,52 +285,29 @@ def is_deleted(value: Any) -> bool:
 
 
 def peek(variable: Variable) -> Any:
-    """The value as it is, for its shape and dtype: no read is recorded, and nothing is crossed."""
+    """The value for its shape, dtype and device, not to be computed with: nothing is recorded or crossed."""
     for frame in reversed(thread.frames):
         if frame.birth < variable.birth:
             break
         if variable in frame.values:
             return frame.values[variable]
-    return _alive(variable, variable._value)
+    value = _alive(variable, variable._value)
+    return held(variable) if variable.impl is not None or _ref.moved else value
 
 
-def _check_crossing(variable: Variable, traces: list[Any], action: str) -> None:
-    for trace in traces:
-        if _trace.is_staged(trace):
-            name = _trace.transform_name(trace)
-            raise PlainTransformError(
-                f"{name}: the function {action}s a Variable that this plain JAX transformation can't see.",
-                at=variable.describe(),
-                got=f"a {action} inside {name}, which would bake the value in as a constant",
-                expected="a Tether transformation around every use of a module made outside",
-                fix=_fixes(
-                    name,
-                    ["p = tether.pure(f), a plain function: jax.jit(p)(p.values(), ...) returns (out, new_values)"],
-                ),
-            )
+def _unseen(variable: Variable, traces: list[Any], action: str, reason: str) -> PlainTransformError:
+    name = next(_trace.transform_name(trace) for trace in traces if _trace.is_staged(trace))
+    return PlainTransformError.unseen(name, action, reason, variable.describe())
+
+
+def _check_not_stopped(variable: Variable, traces: list[Any]) -> None:
     stopped_in = variable.stopped() if variable.stopped is not None else None
     if stopped_in is not None and stopped_in in traces:
-        name = _trace.transform_name(stopped_in)
-        raise PlainTransformError(
-            f"{name}: a Variable is read after it was written, and the gradient through it would be lost.",
-            at=variable.describe(),
-            got=f"a read, in the trace of {name} that wrote a value with a tangent",
-            expected="no read after such a write, or a transformation that keeps tangents in what is written",
-            fix=_fixes(name, []),
-        )
-
-
-def _fixes(name: str, others: list[str]) -> list[str]:
-    """The transformation to use instead; make_jaxpr and eval_shape trace as jit does."""
-    ours = name.replace("jax.", "tether.").replace(".lax", "")
-    return [f"{ours}(f) in place of {name}(f)", *others] if name in _OURS else others or ["tether.jit around the whole"]
+        raise PlainTransformError.lost_gradient(_trace.transform_name(stopped_in), variable.describe())
 
 
 def _lowered(variable: Variable, value: Any, traces: list[Any]) -> Any:
     """The value as the level outside the plain traces can hold it: without tangents, one for all lanes."""
-    for trace in traces:
-        if _trace.is_staged(trace):
-            _check_crossing(variable, traces, "write")
     variable.stopped = None
     if _trace.owner(value) not in traces:
         return value
@@ -241,41 +315,82 @@ def _lowered(variable: Variable, value: Any, traces: list[Any]) -> Any:
     value = _trace.stopped(value)
     lanes = _trace.owner(value)
     if lanes in traces:
-        name = _trace.transform_name(lanes)
-        raise PlainTransformError(
-            f"{name}: a write to a shared Variable differs from lane to lane.",
-            at=variable.describe(),
-            got=f"a value with a lane of {name}",
-            expected="the same value in every lane, as a mean over a named axis is",
-            fix=[
-                "name the axis and combine over it: jax.vmap(f, axis_name='batch'), BatchNorm(..., axis_name='batch')",
-                "tether.vmap(f, writes={select: 'mean' | 'sum' | 'stack' | 'discard'})",
-            ],
-        )
+        raise PlainTransformError.lanes(_trace.transform_name(lanes), variable.describe())
     variable.stopped = weakref.ref(before)
     return value
+
+
+def _is_outside() -> bool:
+    return not thread.frames and _trace.current() is _trace.EVALUATING
 
 
 def gather(variables: Sequence[Variable], settled: bool = False) -> list[Any]:
     """The values of many Variables: one C call where no trace is about.
 
-    ``settled`` says that none of them was born in a trace, and so none can have been smuggled out of one.
+    ``settled`` says that each of them ``is_settled``.
     """
-    if not thread.frames and _trace.current() is _trace.EVALUATING and (settled or all(map(_is_settled, variables))):
-        return list(map(get_value, variables))
+    if _is_outside() and (settled or all(map(is_settled, variables))):
+        return gather_stored(variables, True)
     return [read(variable) for variable in variables]
 
 
-def _is_settled(variable: Variable) -> bool:
-    return variable.home is None
+def gather_stored(variables: Sequence[Variable], settled: bool) -> list[Any]:
+    """The values as slots hold them; ``settled`` says that none of the Variables was born in a trace."""
+    if _is_outside() and settled:
+        values = list(map(get_value, variables))
+        return _ref.fetched(values) if _ref.moved else values
+    return [stored(read(variable)) for variable in variables]
+
+
+readers: set[Any] = set()  # who wait for a donated call of another thread: meanwhile such calls consume copies
+_PATIENCE = 5.0  # seconds
+
+
+def with_values(look: Callable[[], list[Any]], use: Callable[[list[Any]], Any]) -> Any:
+    """``use(look())``; once more, if a donated call of another thread consumes one of the values meanwhile."""
+    values = look()
+    try:
+        return use(values)
+    except (RuntimeError, ValueError):
+        if threading.active_count() == 1 or not any(map(is_deleted, values)):
+            raise
+    me, end = object(), time.monotonic() + _PATIENCE
+    try:
+        readers.add(me)
+        while True:
+            values = look()
+            try:
+                return use(values)
+            except (RuntimeError, ValueError):
+                if time.monotonic() > end or not any(map(is_deleted, values)):
+                    raise
+            time.sleep(1e-4)  # the call that consumes it needs the GIL to write the new values
+    finally:
+        readers.discard(me)
+
+
+def is_settled(variable: Variable) -> bool:
+    """Whether the slot tells the value: not born in a trace, and so not smuggled out of one, and no key."""
+    return variable.home is None and variable.impl is None
 
 
 def write_back(variables: Sequence[Variable], values: Iterable[Any]) -> None:
     """Writes what a transformation returned, all of it or nothing."""
-    if not thread.frames and _trace.current() is _trace.EVALUATING:
-        kept = list(map(get_value, variables))  # dropping an array releases the GIL: not between two writes
-        collections.deque(map(set_value, variables, values), 0)
-        del kept
+    if _is_outside():
+        write_stored(variables, map(stored, values))
         return
     for variable, value in zip(variables, values, strict=True):
         write(variable, value)
+
+
+def write_stored(variables: Sequence[Variable], values: Iterable[Any]) -> None:
+    """The same with values as slots hold them."""
+    if not _is_outside():
+        for variable, value in zip(variables, values, strict=True):
+            write(variable, loaded(variable, value))
+        return
+    if _ref.moved:
+        variables, values = _ref.without(variables, values)
+    values, kept = list(values), list(map(get_value, variables))  # dropping an array releases the GIL: not in between
+    collections.deque(map(set_value, variables, values), 0)
+    del kept

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 
 from tether._core import frame as _frame
-from tether._core import random as _random
 from tether._core.structure import is_module
 from tether._core.variable import Variable
 
@@ -62,6 +61,13 @@ class Packed:
         leaves, self.leaves = self.leaves, []
         return leaves
 
+    def pair(self) -> tuple[Packed, Packed]:
+        """A result that is a pair, as two results."""
+        halves = [object.__new__(Packed) for _ in range(2)]
+        for half, treedef in zip(halves, self.treedef.children(), strict=True):
+            half.leaves, half.treedef, half.count, half.has_kept = [], treedef, treedef.num_leaves, self.has_kept
+        return halves[0], halves[1]
+
 
 def unpack(packed: Packed, leaves: Any, resolve: Callable[[Any], Any] = _itself, born: Any = None) -> Any:
     """The result, of leaves that left the transformation; ``born`` is applied to the modules made inside."""
@@ -84,9 +90,7 @@ class Lifted:
     what JAX returned, writes back, and gives the user's result.
     """
 
-    def __init__(self, kind: str, fun: Callable[..., Any], *, staged: bool = False):
-        if staged:
-            _random.streams()
+    def __init__(self, kind: str, fun: Callable[..., Any]):
         self.frame, self.fun = _frame.Frame(kind), fun
         self.refer: Callable[[Any], Any] = _itself
         self.born: Callable[[Any], Any] | None = None

@@ -11,8 +11,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import importlib
-import operator
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -213,16 +211,8 @@ class Structure:
     """
 
     __slots__ = (
-        "__weakref__",
-        "frozen",
-        "hash",
-        "kinds",
-        "module_paths",
-        "module_places",
-        "owners",
-        "paths",
-        "places",
-        "spec",
+        *("__weakref__", "frozen", "hash", "kinds", "module_paths", "module_places"),
+        *("owners", "paths", "places", "spec"),
     )
 
     _interned: weakref.WeakValueDictionary[Any, Structure] = weakref.WeakValueDictionary()
@@ -378,30 +368,6 @@ def contains(stored: Any, modules: bool) -> bool:
     if dataclasses.is_dataclass(stored) and not isinstance(stored, type):
         return any(contains(getattr(stored, field.name), modules) for field in dataclasses.fields(stored))
     return False
-
-
-class _ByName:
-    """A setting that pickle can't hold, such as ``jax.nn.relu``, by the name under which it is imported."""
-
-    def __init__(self, value: Any):
-        self.module, self.name = value.__module__, value.__qualname__
-
-    def __reduce__(self) -> Any:
-        return _imported, (self.module, self.name)
-
-
-def _imported(module: str, name: str) -> Any:
-    return operator.attrgetter(name)(importlib.import_module(module))
-
-
-def picklable(setting: Any) -> Any:
-    """A setting as pickle can hold it: an object of a library by its name, everything else as it is."""
-    if not callable(setting) or isinstance(setting, type | types.FunctionType | types.BuiltinFunctionType):
-        return setting
-    try:
-        return _ByName(setting) if _imported(setting.__module__, setting.__qualname__) is setting else setting
-    except (AttributeError, ImportError, TypeError):
-        return setting
 
 
 def mapped(stored: Any, fun: Any) -> Any:

@@ -1,35 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where in JAX's stack of traces this thread stands.
 
-The one file that leans on undocumented behaviour of JAX and of CPython:
+The one file that leans on undocumented behaviour of JAX:
 
 - an opaque trace state has ``_trace_ref``, a weak reference to the trace of the thread;
 - a trace has ``parent_trace``, except the outermost one, which evaluates;
 - a tracer has ``_trace``; a staging (jit-like) trace has ``frame.debug_info.traced_for``;
-- ``stop_gradient`` of a value with a tangent gives a value of the trace below.
+- ``stop_gradient`` of a value with a tangent gives a value of the trace below;
+- JAX finds a cached trace by ``==`` of what a user context holds.
 
 ``tests/core/test_trace.py`` holds each of these against every supported version.
 """
 
 from __future__ import annotations
 
-import dis
-import functools
 import sys
 from typing import Any
 
 import jax
 import jax.core
 import jax.numpy as jnp
-from jax.extend.core import get_opaque_trace_state
+from jax.extend.core import get_opaque_trace_state, set_current_trace
 
+_NOT_THE_USERS = ("tether", "jax", "contextlib", "functools")
+_ROOTLESS = ("custom_jvp", "custom_vjp", "shard_map")
+_LOOKS = ("eval_shape", "make_jaxpr", "make_jaxpr_f")
+_TREES = tuple(f"jax.{name}" for name in ("tree", "tree_util", "_src.tree", "_src.tree_util", "_src.flattree"))
 _NAMES = {
     "LinearizeTrace": "grad",
     "JVPTrace": "grad",
     "BatchTrace": "vmap",
     "ShardMapTrace": "shard_map",
     "scan": "lax.scan",
+    "fori_loop": "lax.fori_loop",
     "cond": "lax.cond",
+    "switch": "lax.switch",
     "while_body": "lax.while_loop",
     "while_cond": "lax.while_loop",
 }
@@ -43,10 +48,15 @@ def current() -> Any:
 def chain(trace: Any) -> list[Any]:
     """The trace and those around it, innermost first, without the evaluating one."""
     traces = []
-    while (parent := getattr(trace, "parent_trace", None)) is not None:
+    while trace is not None and trace is not EVALUATING:
         traces.append(trace)
-        trace = parent
+        trace = getattr(trace, "parent_trace", None)  # that of an eager shard_map has none, and is the last
     return traces
+
+
+def has_lost_parent(trace: Any) -> bool:
+    """Whether JAX may not say which traces are around this one: in a custom rule, or a shard_map, inside jit."""
+    return any(stage(part) in _ROOTLESS or getattr(part, "parent_trace", None) is None for part in chain(trace))
 
 
 def crossed(trace: Any, home: Any) -> list[Any]:
@@ -62,15 +72,25 @@ def owner(value: Any) -> Any:
     return value._trace if isinstance(value, jax.core.Tracer) else None
 
 
+def varies(value: Any, lanes: Any) -> bool:
+    """Whether a value differs from lane to lane of a trace; custom rules give tracers also of those that don't."""
+    return owner(value) is lanes and owner(jnp.array(value, copy=True)) is lanes
+
+
 def is_staged(trace: Any) -> bool:
     """Whether the trace records a program (jit, scan, cond, ...), which JAX caches."""
     return hasattr(trace, "frame")
 
 
+def stage(trace: Any) -> str:
+    """What a staged trace is traced for: "jit", "scan", "while_body", ...; the class of any other trace."""
+    info = getattr(getattr(trace, "frame", None), "debug_info", None)
+    return type(trace).__name__ if info is None else info.traced_for.split(" ")[0]
+
+
 def transform_name(trace: Any) -> str:
     """The name of the JAX transformation that a trace belongs to."""
-    info = getattr(getattr(trace, "frame", None), "debug_info", None)
-    name = type(trace).__name__ if info is None else info.traced_for.split(" ")[0]
+    name = stage(trace)
     return f"jax.{_NAMES.get(name, name)}"
 
 
@@ -80,18 +100,90 @@ def stopped(value: Any) -> Any:
     return jax.lax.stop_gradient(value) if inexact else value
 
 
-def result_is_discarded(depth: int) -> bool:
-    """Whether the call that is running ``depth`` frames up is a statement, its result thrown away."""
-    frame = sys._getframe(depth + 1)
-    return frame.f_lasti in _discarding_calls(frame.f_code)
+def _package(frame: Any) -> str:
+    return frame.f_globals.get("__name__", "").partition(".")[0]
 
 
-@functools.lru_cache(maxsize=1024)
-def _discarding_calls(code: Any) -> frozenset[int]:
-    steps = list(dis.get_instructions(code))
-    pairs = zip(steps, steps[1:], strict=False)  # the last index may lie in the cache entries behind a call
-    spans = [range(step.offset, after.offset, 2) for step, after in pairs if after.opname == "POP_TOP"]
-    return frozenset(offset for span in spans for offset in span)
+def user_line() -> str:
+    """File and line of the user's code that runs: neither Tether's nor JAX's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _package(frame) in _NOT_THE_USERS:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def is_handed_by_jax() -> bool:
+    """Whether the unflatten two calls up is a transformation's, which gives a function its arguments.
+
+    The user's own tree functions unflatten, too, and so does looking at shapes, which computes nothing.
+    """
+    frame: Any = sys._getframe(3)
+    while frame is not None and frame.f_globals.get("__name__") in _TREES:
+        frame = frame.f_back
+    if frame is None or _package(frame) != "jax":
+        return False
+    while frame is not None and _package(frame) != "tether":  # what is above Tether's own tracing looks at that
+        if frame.f_code.co_name in _LOOKS and _package(frame) == "jax":
+            return False
+        frame = frame.f_back
+    return True
+
+
+def inside(trace: Any) -> Any:
+    """A context in which this thread computes in ``trace``, one of those around it."""
+    return set_current_trace(trace)
+
+
+class Key(list[Any]):
+    """What JAX's caches of traces hold, by whose ``==`` they find them: of one item, another one if it is spoiled.
+
+    Compared and hashed in C: JAX would turn a signal that comes in a comparison into an error of its own.
+    """
+
+    __hash__ = list.__len__  # type: ignore[assignment]
+
+
+_OUTSIDE = Key([False])
+_keys = jax.make_user_context(_OUTSIDE)
+
+
+def outside() -> Any:
+    """A context in which JAX finds what is cached outside all of ``Caching``: for functions that read no Variable."""
+    return _keys(_OUTSIDE)
+
+
+class Caching:
+    """A context in which single traces can be kept out of JAX's caches: those under way when it is spoiled.
+
+    Args:
+        apart: Whether traces that are cached outside all such contexts are not to be found here, either.
+    """
+
+    __slots__ = ("_apart", "_contexts", "_key")
+
+    def __init__(self, apart: bool):
+        self._apart, self._key, self._contexts = apart, Key([apart]), []
+
+    def __enter__(self) -> Caching:
+        self._use(self._key)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        while self._contexts:
+            self._contexts.pop().__exit__(None, None, None)
+
+    def _use(self, key: Key) -> None:
+        self._key, context = key, _keys(key)
+        context.__enter__()
+        self._contexts.append(context)
+
+    def spoil(self) -> None:
+        """The traces under way are not found again; ``renew`` must follow before the next begins."""
+        self._key[0] = object()
+
+    def renew(self) -> None:
+        if self._key[0] is not self._apart:  # the very key would still be found
+            self._use(Key([self._apart]))
 
 
 EVALUATING = current()

@@ -7,7 +7,6 @@ value is found and where a write goes is the business of ``frame``.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -64,14 +63,18 @@ class Variable(_frame.Slot, metaclass=Kind):
         1
     """
 
-    __slots__ = ("__weakref__", "birth", "home", "label", "reduce", "stopped", "where")
+    __slots__ = ("__weakref__", "birth", "captured", "handed", "home", "impl", "label", "reduce", "stopped", "where")
 
-    birth: int
+    birth: float
+    captured: bool  # whether a plain trace, in the one that it was born in, closed over its value
+    handed: Any  # in a module that came by value into a plain transformation: notes writes, and reads after them
+    impl: Any  # of typed keys, whose data the slot holds
     home: Any  # weak reference to the trace that it was born in
     label: str
     reduce: str | None
     stopped: Any  # weak reference to the plain trace whose tangent a write dropped
     where: str
+    leaves_only = False  # whether it is written and never read: each row of what is written to it leaves, stacked
 
     if TYPE_CHECKING:
         # What an annotated attribute is for a type checker: after `self.w = Param(x)` the attribute is an array.
@@ -107,12 +110,13 @@ class Variable(_frame.Slot, metaclass=Kind):
     def make(cls, value: Any, *, reduce: str | None = None, label: str = "", home: Any = None) -> Variable:
         """A cell that holds ``value`` as it is: an array, or anything that a tree function put there."""
         variable = object.__new__(cls)
-        variable._value = value
+        _frame.keep(variable, value)
         variable.birth = next(_frame.births)
         variable.reduce, variable.label = reduce, label
         variable.home = home if home is not None else birthplace()
-        variable.stopped = None
-        variable.where = _caller() if variable.home is not None else ""
+        variable.stopped = variable.handed = None
+        variable.captured = False
+        variable.where = _trace.user_line() if variable.home is not None else ""
         return variable
 
     def describe(self) -> str:
@@ -120,7 +124,7 @@ class Variable(_frame.Slot, metaclass=Kind):
         return f"{self.label or 'a Variable of no module'}  ({type(self).__name__})"
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({describe(self._value)}{', ' + self.label if self.label else ''})"
+        return f"{type(self).__name__}({describe(_frame.held(self))}{', ' + self.label if self.label else ''})"
 
     def __deepcopy__(self, memo: dict[Any, Any]) -> Variable:
         return type(self).make(own_copy(_frame.read(self)), reduce=self.reduce, label=self.label)
@@ -202,8 +206,7 @@ class Cells:
                 fix="write a pytree of the declared structure",
             )
         values = [coerced(variable, leaf) for variable, leaf in zip(self.variables, leaves, strict=True)]
-        for variable, value in zip(self.variables, values, strict=True):
-            _frame.write(variable, value)
+        _frame.write_back(self.variables, values)
 
 
 class _KeyData:
@@ -225,14 +228,6 @@ def birthplace() -> Any:
     return None if trace is _trace.EVALUATING else weakref.ref(trace)
 
 
-def _caller() -> str:
-    """File and line of the user's code that makes a Variable."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("tether."):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
 def is_key(value: Any) -> bool:
     """Whether the value is an array of typed PRNG keys."""
     return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
@@ -246,13 +241,7 @@ def as_key(value: Any, at: str | None = None) -> Any:
         return value
     if getattr(value, "dtype", None) == np.uint32 and np.ndim(value) >= 1:
         return jax.random.wrap_key_data(jnp.asarray(value))
-    raise DtypeError(
-        "a PRNG key was expected.",
-        at=at,
-        got=describe(value),
-        expected="jax.random.key(seed), a legacy uint32 key, or a seed",
-        fix="jax.random.key(0)",
-    )
+    raise DtypeError.no_key(at, describe(value))
 
 
 def own_copy(value: Any) -> Any:
@@ -268,12 +257,7 @@ def _own_array(cls: type, value: Any) -> Any:
     try:
         return strong(jnp.array(value, copy=True))
     except (TypeError, ValueError) as error:
-        raise DtypeError(
-            f"{cls.__name__}: the value is no array.",
-            got=describe(value),
-            expected="an array, a number, or a pytree of those",
-            fix=f"{cls.__name__}(jnp.asarray(...)); a setting needs no {cls.__name__}",
-        ) from error
+        raise DtypeError.no_array(cls.__name__, describe(value)) from error
 
 
 def strong(value: Any) -> Any:
@@ -302,13 +286,7 @@ def coerced(variable: Variable, new: Any) -> Any:
     if not (hasattr(old, "shape") and hasattr(old, "dtype")):
         return new  # a cell of specs or masks: a value put there by a tree function
     if isinstance(new, Variable):
-        raise DtypeError(
-            "a cell can't be replaced by writing it.",
-            at=variable.describe(),
-            got=f"a {type(new).__name__}",
-            expected=describe(old),
-            fix=["assign the array", "tether.replace(model, {path: variable}) makes a model with that cell replaced"],
-        )
+        raise DtypeError.a_cell(variable.describe(), type(new).__name__, describe(old))
     if is_key(old) and not is_key(new):
         new = as_key(new, at=variable.describe())
     elif not isinstance(new, jax.Array):
@@ -332,13 +310,7 @@ def _as_array(variable: Variable, new: Any, old: Any) -> Any:
     try:
         return jnp.asarray(np.asarray(new, old.dtype) if is_whole else new)
     except (TypeError, ValueError, OverflowError) as error:
-        raise DtypeError(
-            "a write would lose what the Variable can't hold.",
-            at=variable.describe(),
-            got=describe(new),
-            expected=describe(old),
-            fix=f"an array or number that fits {old.dtype}",
-        ) from error
+        raise _lossy(variable, new, old, [f"an array or number that fits {old.dtype}"]) from error
 
 
 _KINDS = (jnp.bool_, jnp.unsignedinteger, jnp.signedinteger, jnp.floating, jnp.complexfloating)
@@ -351,13 +323,13 @@ def _rank(dtype: Any) -> int:
 def _cast(variable: Variable, new: Any, old: Any) -> Any:
     if _rank(new.dtype) <= _rank(old.dtype) < len(_KINDS):
         return new.astype(old.dtype)
-    raise DtypeError(
-        "a write would lose what the Variable's dtype can't hold.",
-        at=variable.describe(),
-        got=describe(new),
-        expected=describe(old),
-        fix=[f"write a value of dtype {old.dtype}", "cast it yourself, and say how: .astype(...), jnp.round(...)"],
-    )
+    how = "cast it yourself, and say how: .astype(...), jnp.round(...)"
+    raise _lossy(variable, new, old, [f"write a value of dtype {old.dtype}", how], "'s dtype")
+
+
+def _lossy(variable: Variable, new: Any, old: Any, fix: list[str], part: str = "") -> DtypeError:
+    what = f"a write would lose what the Variable{part} can't hold."
+    return DtypeError(what, at=variable.describe(), got=describe(new), expected=describe(old), fix=fix)
 
 
 def _on_same_device(old: Any, new: Any) -> Any:

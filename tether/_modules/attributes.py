@@ -154,8 +154,7 @@ def _write(module: Any, name: str, value: Any) -> None:
     if any(old is not item and static_key(old) != static_key(item) for old, item in settings):
         raise sealed_error(module, name, value)
     values = [_variable.coerced(cell, item) for cell, item in pairs]
-    for (cell, _), item in zip(pairs, values, strict=True):
-        _frame.write(cell, item)
+    _frame.write_back([cell for cell, _ in pairs], values)
 
 
 def _plain(stored: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from tether._core import frame as _frame
 from tether._core.structure import Survey
 from tether.errors import StackedError, StateLostError, TetherError, describe
 
+donating: weakref.WeakSet[Any] = weakref.WeakSet()  # functions that give state away: asked when an array is lost
+
 
 def wrapped_call(call: Callable[..., Any]) -> Callable[..., Any]:
     """``__call__`` with ``training=`` and ``key=``, a named scope, and errors that say where."""
@@ -23,20 +26,22 @@ def wrapped_call(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         thread = _frame.thread
-        outer = thread.training, thread.stream
+        outer = thread.training, thread.stream, thread.inside
         try:
             if kwargs:
                 _enter_call(thread, takes, kwargs)
             if self._tether.stacked:
                 raise _stacked_error(self)
             with jax.named_scope(_scope_name(self)):
+                if thread.watchers:
+                    return _watched(call, self, thread)(*args, **kwargs)
                 return call(self, *args, **kwargs)
         except Exception as error:
             _say_deleted(error, self)
             _say_where(error, self, args)
             raise
         finally:
-            thread.training, thread.stream = outer
+            thread.training, thread.stream, thread.inside = outer
 
     return __call__
 
@@ -48,6 +53,15 @@ def _enter_call(thread: Any, takes: set[str], kwargs: dict[str, Any]) -> None:
         thread.training = bool(training)
     if key is not None:
         thread.stream = Rng(key)
+
+
+def _watched(call: Callable[..., Any], module: Any, thread: Any) -> Callable[..., Any]:
+    """The call as those see it that look at it, the innermost first."""
+    thread.inside = module._tether.label
+    seen = functools.partial(call, module)
+    for watcher in reversed(thread.watchers):
+        seen = watcher.around(seen, module)
+    return seen
 
 
 def _scope_name(module: Any) -> str:
@@ -78,11 +92,14 @@ def _say_deleted(error: Exception, module: Any) -> None:
 
 
 def state_lost(variables: list[Variable]) -> StateLostError:
-    """The error for Variables whose buffer a donated call consumed."""
+    """The error for Variables whose buffer a donated call consumed; it names the functions that may have."""
+    takers = sorted({repr(fun) for fun in list(donating) if any(map(fun.donates, variables))})
+    others = " and others" if len(takers) > 3 else ""
+    named = f"; such a cell is donated by {', '.join(takers[:3])}{others}" if takers else ""
     return StateLostError(
         "state was lost: its buffer was given away to a donated call.",
         at=", ".join(variable.describe() for variable in variables[:3]) + (" and more" if len(variables) > 3 else ""),
-        got="an array that a donated call consumed, in a cell that it did not write",
+        got=f"an array that a donated call consumed, in a cell that it did not write{named}",
         expected="an array of the cell's own",
         fix=[
             "tether.clone(model) or tether.snapshot(model) before the donated call: a plain tree map shares buffers",

@@ -11,19 +11,25 @@ from __future__ import annotations
 import abc
 import copy
 import functools
+import importlib
+import operator
 import reprlib
+import types
+import warnings
 from collections.abc import Iterator
 from typing import Any, dataclass_transform
 
 import jax
 
+from tether._core import State
 from tether._core import frame as _frame
+from tether._core import trace as _trace
 from tether._core import variable as _variable
-from tether._core.structure import Structure, Survey, mapped, picklable
+from tether._core.structure import Structure, Survey, mapped
 from tether._core.variable import Not, Variable
 from tether._modules.attributes import MISSING, install_attributes, seal, sealed_error, set_attribute, short
 from tether._modules.call import wrapped_call
-from tether.errors import ArgumentError, DeclarationError, SealedError, describe
+from tether.errors import ArgumentError, DeclarationError, LostUpdateWarning, SealedError, describe
 
 
 class Info:
@@ -76,7 +82,7 @@ def adopt(module: Module) -> None:
 def _flatten(module: Any) -> tuple[list[Any], Structure]:
     structure, info = structure_of(module), module._tether
     if info.settled is None:
-        info.settled = all(variable.home is None for variable in info.variables)
+        info.settled = all(map(_frame.is_settled, info.variables))
     return _frame.gather(info.variables, info.settled), structure
 
 
@@ -86,7 +92,42 @@ def _flatten_with_keys(module: Any) -> tuple[list[Any], Structure]:
 
 
 def _unflatten(_: type, structure: Structure, values: Any) -> Module:
-    return structure.build(structure.variables(list(values), home=_variable.birthplace()))
+    home = _variable.birthplace()
+    variables = structure.variables(list(values), home=home)
+    if home is not None and _trace.is_handed_by_jax():
+        handed = _Handed(home)
+        for variable in variables:
+            variable.handed = handed
+    return structure.build(variables)
+
+
+class _Handed:
+    """For the Variables of a module that a plain transformation got by value: which writes nobody has seen."""
+
+    __slots__ = ("_home", "_line", "_unseen")
+
+    def __init__(self, home: Any):
+        self._home, self._line = home, ""
+        self._unseen: dict[str, None] = {}
+
+    def wrote(self, variable: Variable) -> None:
+        if isinstance(variable, State):
+            self._unseen[variable.describe()], self._line = None, _trace.user_line()
+
+    def read(self, variable: Variable) -> None:
+        self._unseen.pop(variable.describe(), None)
+
+    def __del__(self) -> None:
+        if self._unseen and _trace.current() is self._home():  # else an exception ended the trace
+            paths = list(self._unseen)
+            filename, _, line = self._line.rpartition(":")
+            message = (
+                "a module was passed by value to a plain JAX transformation, and what was written to it is lost.\n"
+                f"  at:       {', '.join(paths[:3])}{' and more' if len(paths) > 3 else ''}\n"
+                "  fix:      a Tether transformation (tether.jit, tether.grad, ...), where the module is the caller's; "
+                "or return the module, and use what comes back"
+            )
+            warnings.warn_explicit(message, LostUpdateWarning, filename, int(line))
 
 
 class ModuleMeta(abc.ABCMeta):
@@ -209,7 +250,7 @@ class Module(_Typed, metaclass=ModuleMeta):
         return new
 
     def __getstate__(self) -> Any:
-        fields = {name: mapped(stored, picklable) for name, stored in vars(self).items()}
+        fields = {name: mapped(stored, _picklable) for name, stored in vars(self).items()}
         return fields, self._tether.flags(), self._tether.sealed, self._tether.label
 
     def __setstate__(self, state: Any) -> None:
@@ -218,6 +259,30 @@ class Module(_Typed, metaclass=ModuleMeta):
         self._tether.sealed, self._tether.label = sealed, path
         vars(self).update(fields)
         install_attributes(self)
+
+
+class _ByName:
+    """A setting that pickle can't hold, such as ``jax.nn.relu``, by the name under which it is imported."""
+
+    def __init__(self, value: Any):
+        self.module, self.name = value.__module__, value.__qualname__
+
+    def __reduce__(self) -> Any:
+        return _imported, (self.module, self.name)
+
+
+def _imported(module: str, name: str) -> Any:
+    return operator.attrgetter(name)(importlib.import_module(module))
+
+
+def _picklable(setting: Any) -> Any:
+    """A setting as pickle can hold it: an object of a library by its name, everything else as it is."""
+    if not callable(setting) or isinstance(setting, type | types.FunctionType | types.BuiltinFunctionType):
+        return setting
+    try:
+        return _ByName(setting) if _imported(setting.__module__, setting.__qualname__) is setting else setting
+    except (AttributeError, ImportError, TypeError):
+        return setting
 
 
 def survey(module: Module) -> Survey:

@@ -200,3 +200,22 @@ def modules(module: Module, cls: type | tuple[type, ...] = Module) -> dict[str, 
         ['[0]', '[1]']
     """
     return {path: part for path, part in survey(module).modules.values() if isinstance(part, cls)}
+
+
+def names_module(select: Any, path: str, module: Module, what: str = "view") -> bool:
+    """Whether a selection names a module, at one of its paths."""
+    if isinstance(select, Not):
+        return not names_module(select.select, path, module, what)
+    if isinstance(select, list | tuple | set | frozenset):
+        return any(names_module(part, path, module, what) for part in select)
+    if isinstance(select, str):
+        return bool(path and compiled(select)(path))
+    if isinstance(select, type) and issubclass(select, Module):
+        return isinstance(module, select)
+    if isinstance(select, Module):  # or a view of it
+        return module is select or (type(module) is type(select) and variables_of(module) == variables_of(select) != ())
+    if is_selection(select):
+        why = "this selects Variables, and here modules are meant."
+    else:
+        why = "this names no modules."
+    raise SelectionError(f"{what}: {why}", got=describe(select), expected="a path, a module class, a Module, a list")

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import dis
+import functools
+import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -11,12 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from tether._core import trace as _trace
 from tether._core.structure import Structure, Survey, contains, is_below, joined, static_key
-from tether._core.variable import Not, Variable
+from tether._core.variable import Variable
 from tether._modules.module import Module, each_module, structure_of, survey, variables_of
-from tether._modules.selection import compiled, is_selection, matches, unknown_path
-from tether.errors import ArgumentError, SelectionError, UnusedViewWarning, describe
+from tether._modules.selection import matches, names_module, unknown_path
+from tether.errors import ArgumentError, UnusedViewWarning, describe
+
+_MOST_KEPT = 64  # kinds of views of one module: beyond, a schedule has made them
 
 
 class _Token:
@@ -76,6 +80,8 @@ def _memoised(module: Module, key: Any, make: Callable[[], Structure]) -> Module
         new._tether.token = token
         if key is not None:
             memo[key] = (token, new._tether.structure, weakref.ref(new))
+            while len(memo) > _MOST_KEPT:
+                del memo[next(iter(memo))]
     return new
 
 
@@ -173,31 +179,16 @@ def _selected_modules(old: Module, new: Module, select: Any) -> list[Module]:
     if select is None:
         return [after for _, _, after in pairs]
     others = {id(part): [place for place, p in survey(old).module_places.items() if p is part] for _, part, _ in pairs}
-    tops = {path for path, before, _ in pairs if any(_names(select, place, before) for place in others[id(before)])}
+    tops = {
+        path for path, before, _ in pairs if any(names_module(select, place, before) for place in others[id(before)])
+    }
     if not tops:
         raise unknown_path(str(select), [path for path, _, _ in pairs if path], "view: no module is selected")
     return [after for path, _, after in pairs if any(is_below(path, top) for top in tops)]
 
 
-def _names(select: Any, path: str, module: Module) -> bool:
-    if isinstance(select, Not):
-        return not _names(select.select, path, module)
-    if isinstance(select, list | tuple | set | frozenset):
-        return any(_names(part, path, module) for part in select)
-    if isinstance(select, str):
-        return bool(path and compiled(select)(path))
-    if isinstance(select, type) and issubclass(select, Module):
-        return isinstance(module, select)
-    if isinstance(select, Module):
-        return module is select
-    if is_selection(select):
-        what = "this selects Variables, and a setting belongs to modules."
-        raise SelectionError(f"view: {what}", got=describe(select), expected="a path, a module class, a Module, a list")
-    raise SelectionError("view: this names no modules.", got=describe(select), expected="a path, a module class, ...")
-
-
 def _warn_if_discarded(depth: int, settings: dict[str, Any]) -> None:
-    if _trace.result_is_discarded(depth + 1):
+    if result_is_discarded(depth + 1):
         call = ", ".join(f"{name}={value!r}" for name, value in settings.items())
         message = (
             f"a view was made ({call}) and thrown away: it changes nothing by itself.\n"
@@ -205,3 +196,17 @@ def _warn_if_discarded(depth: int, settings: dict[str, Any]) -> None:
             "or pass the mode at the call (model(x, training=False))"
         )
         warnings.warn(message, UnusedViewWarning, stacklevel=depth + 2)
+
+
+def result_is_discarded(depth: int) -> bool:
+    """Whether the call that is running ``depth`` frames up is a statement, its result thrown away."""
+    frame = sys._getframe(depth + 1)
+    return frame.f_lasti in _discarding_calls(frame.f_code)
+
+
+@functools.lru_cache(maxsize=1024)
+def _discarding_calls(code: Any) -> frozenset[int]:
+    steps = list(dis.get_instructions(code))
+    pairs = zip(steps, steps[1:], strict=False)  # the last index may lie in the cache entries behind a call
+    spans = [range(step.offset, after.offset, 2) for step, after in pairs if after.opname == "POP_TOP"]
+    return frozenset(offset for span in spans for offset in span)

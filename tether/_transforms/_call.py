@@ -10,11 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from tether._core.random import streams
+from tether._core import frame as _frame
 from tether._core.structure import FrozenDict, static_key
+from tether._core.variable import Rng, Variable
+from tether._modules.capture import watched_parts
 from tether._modules.module import Module, structure_of
 from tether._transforms._arguments import name_at
 from tether._transforms._discovery import Reach, is_stateful
+from tether.random._streams import in_lanes, streams
 
 _BUILTIN_NODES = (list, tuple, dict, FrozenDict, type(None))
 
@@ -27,9 +30,24 @@ def reach_of(fun: Callable[..., Any], args: Any, kwargs: Any) -> Reach:
     for name, value in kwargs.items():
         reach.add_argument(value, name)
     reach.add(fun, "")
-    for stream in streams():
+    for part in watched_parts():
+        reach.add(part, "")
+    for stream in streams(v for v in reach.variables() if isinstance(v, Rng)):
         reach.loose.setdefault(stream, stream.label)
     return reach
+
+
+def own_streams(fun: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Before a staging: in lanes, makes the private streams that may be drawn from inside, out here."""
+    if in_lanes():
+        reach_of(fun, args, kwargs)
+
+
+def arrays_and_others(reach: Reach) -> tuple[list[Variable], dict[Variable, Any]]:
+    """The Variables that hold arrays, and those that hold something else (None, a spec) with what it is."""
+    values = {variable: _frame.peek(variable) for variable in reach.variables()}
+    lifted = [variable for variable, value in values.items() if isinstance(value, jax.Array)]
+    return lifted, {variable: value for variable, value in values.items() if not isinstance(value, jax.Array)}
 
 
 def identity(part: Any) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tether._core.lift import Lifted
 from tether._transforms import _arguments
-from tether._transforms._call import is_stateful
+from tether._transforms._call import is_stateful, own_streams
 
 
 def checkpoint(
@@ -47,7 +47,8 @@ def checkpoint(
         dynamic = [None if place in static else arg for place, arg in enumerate(args)]
         parts, treedef = jax.tree.flatten((dynamic, kwargs), is_leaf=is_stateful)
         is_array = [isinstance(part, jax.Array | np.ndarray | np.generic | float | complex) for part in parts]
-        lifted = Lifted("checkpoint", fun, staged=True)
+        own_streams(fun, args, kwargs)
+        lifted = Lifted("checkpoint", fun)
 
         def inside(leaves: list[Any]) -> Any:
             new = iter(leaves)

@@ -12,7 +12,7 @@ from tether._core import frame as _frame
 from tether._core.lift import Lifted
 from tether._modules.module import Module, variables_of
 from tether._transforms import _arguments
-from tether._transforms._call import is_stateful
+from tether._transforms._call import is_stateful, own_streams
 
 
 def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -40,7 +40,8 @@ def abstract_run(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Lifte
     modules = [part for part in parts if isinstance(part, Module)]
     held = {variable: _frame.peek(variable) for module in modules for variable in variables_of(module)}
     held = {variable: value for variable, value in held.items() if hasattr(value, "dtype")}
-    lifted = Lifted("eval_shape", fun, staged=True)
+    own_streams(fun, args, kwargs)
+    lifted = Lifted("eval_shape", fun)
 
     def inside(values: list[Any], leaves: list[Any]) -> Any:
         new = iter(leaves)

@@ -10,44 +10,79 @@ still hold what they held. So a call that is like the last one walks nothing.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import itertools
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 
 from tether._core import frame as _frame
+from tether._core import ref as _ref
 from tether._core import trace as _trace
 from tether._core.lift import unpack
-from tether._core.random import in_lanes, streams
 from tether._core.structure import static_key
-from tether._core.variable import Variable, own_copy
-from tether._modules.call import state_lost
+from tether._core.variable import Rng, Variable, own_copy
+from tether._modules.call import donating, state_lost
+from tether._modules.capture import cells_for, watch_key, watched_parts
 from tether._modules.module import structure_of, variables_of
 from tether._transforms import _arguments
-from tether._transforms._call import identity, joined, likeness, reach_of, split
+from tether._transforms._call import arrays_and_others, identity, joined, likeness, reach_of, split
 from tether._transforms._discovery import Reach
+from tether._transforms._eager import is_eager
 from tether._transforms._program import Program, StaleProgram, traced
+from tether._transforms._record import Record, Records
+from tether.random._streams import in_lanes
 
+_NOTHING = contextlib.nullcontext()
 _MOST_KEPT = 256  # plans or programs of one function
 
 
 class _Plan:
-    """A program bound to Variables."""
+    """A program bound to Variables.
 
-    __slots__ = ("donated", "draws", "is_new", "kept", "program", "settled", "targets", "written")
+    Attributes:
+        is_committed: Whether the Variables lie where the program will put their new values.
+        is_single: Whether they are known to lie on one device.
+        known: Kinds of inputs with which the donating program has run.
+        placed: Variables that a shard_map inside has on a mesh, with the sharding. What is split stays so
+            (``layouts``), or the function is traced again.
+    """
+
+    __slots__ = (
+        "donated",
+        "draws",
+        "inputs",
+        "is_committed",
+        "is_single",
+        "kept",
+        "known",
+        "layouts",
+        "placed",
+        "program",
+        "settled",
+        "targets",
+        "written",
+    )
 
     def __init__(self, program: Program, lifted: list[Variable], reach: Reach):
-        self.program, self.is_new = program, True
+        self.program, self.is_committed, self.is_single = program, False, False
+        self.known: set[Any] = set()
         self.donated = [lifted[i] for i in program.donated]
         self.kept = [lifted[i] for i in program.kept]
         self.written = [lifted[i] for i in program.written]
-        self.settled = all(variable.home is None for variable in lifted)
-        self.draws = any(stream in self.donated for stream in streams())
+        self.inputs = self.donated + self.kept
+        self.placed = {lifted[i]: sharding for i, sharding in program.placed.items()}
+        self.layouts = list(map(_layout, self.placed))
+        self.settled = all(variable.home is None for variable in self.variables())
+        self.draws = any(isinstance(variable, Rng) for variable in self.donated)
         self.targets = {p: weakref.ref(m) for p, m in reach.places()} if program.packed.has_kept else {}
+
+    def variables(self) -> list[Variable]:
+        return [*self.donated, *self.kept, *self.written]
 
 
 class _Plans:
@@ -61,13 +96,18 @@ class _Plans:
         self.watched: list[Any] = []
 
     def are_lasting(self) -> bool:
-        """Whether they hold no stream that lives no longer than the lanes of a vmap around."""
-        return not (_frame.thread.frames and in_lanes()) or not any(plan.draws for plan in self.plans)
+        """Whether they hold nothing that lives no longer than a trace around, as the private streams of lanes do."""
+        if not all(plan.settled for plan in self.plans):
+            return False
+        return not (_frame.thread.frames and in_lanes() and any(plan.draws for plan in self.plans))
 
     def serve(self) -> bool:
         """Whether everything that was reached is still in its place, and the streams are those of this call."""
         if not self.are_lasting():
             return False
+        for plan in self.plans:
+            if plan.placed and list(map(_layout, plan.placed)) != plan.layouts:
+                return False
         for guard in self.guards:  # noqa: SIM110  (a call's path: a generator costs)
             if not guard.holds():
                 return False
@@ -87,8 +127,13 @@ class Jit:
         self._donate = donate_state
         self._plans: dict[Any, _Plans] = {}
         self._programs: dict[Any, list[Program]] = {}
+        self._pinned: weakref.WeakKeyDictionary[Program, dict[Any, Any]] = weakref.WeakKeyDictionary()
         self._last: Program | None = None
+        self._records = Records()
+        self._given_away: set[Any] = set()
         self.traces = 0
+        if donate_state:
+            donating.add(self)
         functools.update_wrapper(self, fun, updated=())
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -110,6 +155,8 @@ class Jit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves: list[Any] = []
         key = self._key(args, kwargs, identity, leaves)
+        if is_eager():
+            return self._run_eagerly(args, kwargs)
         found = self._plans.get(key)
         if found is None or not found.serve():
             found = self._make_plans(args, kwargs, leaves)
@@ -122,12 +169,11 @@ class Jit:
         else:
             plan = self._trace(found, args, kwargs, leaves)
             out = self._run(plan, leaves)
-        if len(found.plans) > 1 and plan in found.plans:
-            found.plans.remove(plan)
-            found.plans.insert(0, plan)
+        if plan in found.plans[1:]:
+            found.plans = [plan, *(other for other in found.plans if other is not plan)]  # whole, for other threads
         if found.reach is not None:
             self._keep(key, found, found.reach)
-        plan.is_new, self._last = False, plan.program
+        self._last = plan.program
         return unpack(plan.program.packed, out, lambda place: self._existing(plan, place, args, kwargs))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
@@ -143,8 +189,9 @@ class Jit:
         return self._lowered(self._trace(found, args, kwargs, leaves), leaves)
 
     def _lowered(self, plan: _Plan, leaves: list[Any]) -> Any:
-        run = plan.program.run_donating if self._donate else plan.program.run
-        lowered = run.lower(_frame.gather(plan.donated), _frame.gather(plan.kept), leaves)
+        run = self._compiled(plan, leaves, self._donate)
+        held = [_frame.gather_stored(part, plan.settled) for part in (plan.donated, plan.kept)]
+        lowered = run.lower(*held, leaves)
         self._last = plan.program
         return lowered
 
@@ -152,6 +199,8 @@ class Jit:
         static = self._static
         thread = _frame.thread
         key: list[Any] = [thread.training, None if thread.stream is None else mark(thread.stream)]
+        if thread.watchers:
+            key += watch_key(), *map(mark, watched_parts())
         if static.is_empty:
             key += [split(arg, mark, leaves) for arg in args]
         else:
@@ -170,10 +219,7 @@ class Jit:
         reach = reach_of(self._fun, args, kwargs)
         lifted, fixed = arrays_and_others(reach)
         programs = self._programs.get(self._likeness(reach, lifted, fixed, args, kwargs), ())
-        found = _Plans([_Plan(program, lifted, reach) for program in programs], reach)
-        for plan in found.plans:
-            _commit(plan, leaves)
-        return found
+        return _Plans([_Plan(program, lifted, reach) for program in programs], reach)
 
     def _trace(self, found: _Plans, args: Any, kwargs: Any, leaves: list[Any]) -> _Plan:
         """A plan with a new program, kept where others may use it."""
@@ -184,9 +230,14 @@ class Jit:
         program, missed = traced(call, rebuild, leaves, lifted, fixed, reach, _arguments.name_of(self._fun))
         self.traces += program.traces
         plan = _Plan(program, lifted + missed, reach)
-        _commit(plan, leaves)
+        record = Record(reach, lifted, fixed)
+        record.add_call(self._static, args, kwargs, reach)
+        record.add_program(program, missed)
+        self._records.add(record)
+        if self._donate:
+            self._given_away.update(map(_mark, plan.donated))
         if program.is_closed:
-            found.plans.insert(0, plan)
+            found.plans = [plan, *found.plans]
             if not missed:
                 self._programs.setdefault(likeness_key, []).append(program)
                 _drop_oldest(self._programs)
@@ -210,7 +261,7 @@ class Jit:
 
         modules = [module._tether for _, module in reach.modules.values()]
         stream = [_frame.thread.stream] if _frame.thread.stream is not None else []
-        watched = [*(info.token or info for info in modules), *reach.objects, *stream]
+        watched = [*(info.token or info for info in modules), *reach.objects, *stream, *watched_parts()]
         found.watched = [weakref.ref(part, forget) for part in watched]
         self._plans[key] = found
         _drop_oldest(self._plans)
@@ -223,41 +274,98 @@ class Jit:
         return new, {n: kwargs[n] if n in static.names else joined(kwargs[n], leaves) for n in names}
 
     def _run(self, plan: _Plan, leaves: list[Any]) -> Any:
-        if self._donate and not is_nested():
+        if self._donate and self._may_donate(plan):
             return self._run_donating(plan, leaves)
-        donated, kept = _frame.gather(plan.donated, plan.settled), _frame.gather(plan.kept, plan.settled)
+        run = plan.program.run if plan.is_single else self._compiled(plan, leaves, donate=False)
+        count = len(plan.donated)
+        look = lambda: _frame.gather_stored(plan.inputs, plan.settled)  # at once: another thread may make a step
         try:
-            out = plan.program.run(donated, kept, leaves)
-        except RuntimeError as error:
-            _say_deleted(error, plan)
+            with (
+                _trace.outside() if _ref.cached and plan.program.is_closed else _NOTHING
+            ):  # one compilation, in Frames too
+                out = _frame.with_values(look, lambda values: run(values[:count], values[count:], leaves))
+        except (RuntimeError, ValueError) as error:
+            _say_deleted(error, plan.inputs)
             raise
-        _frame.write_back(plan.written, out[: len(plan.written)])
-        return out[len(plan.written) :]
+        count = len(plan.written)
+        _frame.write_stored(plan.written, out[:count])
+        if plan.program.captured:
+            seen = cells_for(plan.program.captured)
+            _frame.write_back(seen, out[count : count + len(seen)])
+            count += len(seen)
+        return out[count:]
+
+    def _may_donate(self, plan: _Plan) -> bool:
+        if is_nested() or _frame.thread.watchers:
+            return False
+        return not (_ref.moved and any(map(_ref.holds, plan.variables())))
 
     def _run_donating(self, plan: _Plan, leaves: list[Any]) -> Any:
+        run = plan.program.run_donating if plan.is_single else self._compiled(plan, leaves, donate=True)
         donated = list(map(_frame.get_value, plan.donated))
+        signature = tuple([(type(v), getattr(v, "committed", None)) for v in [*leaves, *donated[:1]]])
         try:
-            if plan.is_new:  # a first call compiles, in Python, where a signal can come between: it consumes copies
+            # JAX prepares the first such call in Python, where a signal can come between. Readers: other threads.
+            if signature not in plan.known or _frame.readers:
                 donated = [own_copy(value) for value in donated]
-            return _donated(plan, donated, leaves)
+            out = _donated(run, plan, donated, leaves)
         except (ValueError, RuntimeError) as error:
-            _say_deleted(error, plan)
+            _say_deleted(error, [*plan.donated, *plan.kept])
             if "donate" not in str(error):
                 raise
-        return _donated(plan, [own_copy(value) for value in donated], leaves)  # two of the inputs share a buffer
+            out = None
+        if out is None:  # two of the inputs share a buffer
+            out = _donated(run, plan, [own_copy(value) for value in donated], leaves)
+        plan.known.add(signature)
+        return out
+
+    def _run_eagerly(self, args: Any, kwargs: Any) -> Any:
+        """The function itself on the caller's own objects, as ``jax.disable_jit`` asks; its writes land at the end."""
+        frame = _frame.Frame("jit")
+        try:
+            out, written, new = frame.run({}, lambda: self._fun(*args, **kwargs))
+        except RuntimeError as error:
+            _say_deleted(error, frame.reads)
+            raise
+        _frame.write_back(written, new)
+        return out
+
+    def donates(self, variable: Variable) -> bool:
+        """Whether a program of this function gives away the buffer of a Variable of this path, shape and dtype."""
+        return bool(variable.label) and _mark(variable) in self._given_away
+
+    def _compiled(self, plan: _Plan, leaves: list[Any], donate: bool) -> Any:
+        """The program; on a mesh with the sharding of each written Variable held as it is, which XLA would change."""
+        run = plan.program.run_donating if donate else plan.program.run
+        if is_nested():
+            return run
+        if not plan.is_committed:
+            _commit(plan, leaves)
+        if plan.is_single:
+            return run
+        pins = [variable._value.sharding for variable in plan.written]
+        known, key = self._pinned.setdefault(plan.program, {}), (donate, *pins)
+        if key not in known:
+            call = functools.wraps(run, updated=())(lambda donated, kept, leaves: run(donated, kept, leaves))
+            others = plan.program.packed.count + sum(treedef.num_leaves for *_, treedef in plan.program.captured)
+            shardings = [*pins, *[None] * others]  # None: as XLA chooses
+            known[key] = jax.jit(call, donate_argnums=0 if donate else (), out_shardings=shardings)
+            plan.known.clear()
+            _drop_oldest(known)
+        return known[key]
 
     def _existing(self, plan: _Plan, place: Any, args: Any, kwargs: Any) -> Any:
         module = plan.targets[place]() if place in plan.targets else None
         return module if module is not None else dict(reach_of(self._fun, args, kwargs).places())[place]
 
 
-def _donated(plan: _Plan, donated: list[Any], leaves: list[Any]) -> list[Any]:
+def _donated(run: Any, plan: _Plan, donated: list[Any], leaves: list[Any]) -> list[Any]:
     """One C call from the compiled function to the last write, so that no signal comes between."""
     kept = list(map(_frame.get_value, plan.kept))
     out = [_frame.Slot() for _ in range(plan.program.packed.count)]
     targets = itertools.chain(plan.written, out)
     old = list(map(_frame.get_value, plan.written))  # dropping an array releases the GIL: not between two writes
-    results = itertools.chain.from_iterable(map(plan.program.run_donating, [donated], [kept], [leaves]))
+    results = itertools.chain.from_iterable(map(run, [donated], [kept], [leaves]))
     collections.deque(map(_frame.set_value, targets, results), 0)
     del old
     return list(map(_frame.get_value, out))
@@ -283,7 +391,8 @@ def jit(
         donate_state: Whether the buffers of written Variables are reused for their new values. Saves memory and
             time; arrays read from the model before a call are then dead after it (``tether.snapshot`` copies).
     Returns:
-        The compiled function, with ``traces``, ``reads``, ``writes`` and ``lower``.
+        The compiled function, with ``traces``, ``reads``, ``writes`` and ``lower``; ``tether.explain`` says why it
+        was compiled. Under ``jax.disable_jit()`` the function itself runs, with concrete values.
     Raises:
         ArgumentError: a static argument that the function doesn't have.
         StateLostError: a donated step failed on the device, or uses an array that a donated step consumed.
@@ -312,43 +421,61 @@ def _drop_oldest(kept: dict[Any, Any]) -> None:
         del kept[next(iter(kept))]
 
 
-def arrays_and_others(reach: Reach) -> tuple[list[Variable], dict[Variable, Any]]:
-    """The Variables that hold arrays, and those that hold something else (None, a spec) with what it is."""
-    values = {variable: _frame.peek(variable) for variable in reach.variables()}
-    lifted = [variable for variable, value in values.items() if isinstance(value, jax.Array)]
-    return lifted, {variable: value for variable, value in values.items() if not isinstance(value, jax.Array)}
-
-
 def _reach_key(reach: Reach, lifted: list[Variable], fixed: dict[Variable, Any]) -> Any:
     """What a program depends on besides its arguments: structures, ties between them, avals."""
     index = {variable: i for i, variable in enumerate([*lifted, *fixed])}
     roots = [module for _, module in reach.modules.values()]
     ties = tuple(tuple(index[variable] for variable in variables_of(root)) for root in roots)
     loose = tuple((type(variable), index[variable]) for variable in reach.loose)
-    avals = tuple([(value.shape, value.dtype) for value in map(_frame.peek, lifted)])
+    avals = tuple([(value.shape, value.dtype) for value in map(_frame.peek, lifted)]), tuple(map(_layout, lifted))
     others = tuple(static_key(value) for value in fixed.values())
     return tuple(map(structure_of, roots)), ties, loose, avals, others
 
 
 def _commit(plan: _Plan, leaves: list[Any]) -> None:
     """Commits state to the device of committed inputs, as its new values will be: else JAX compiles twice."""
-    if is_nested():
-        return
-    values = [value for value in [*leaves, *_frame.gather(plan.donated + plan.kept)] if isinstance(value, jax.Array)]
-    home = next((value.sharding for value in values if value.committed), None)
+    values = [
+        value
+        for value in [*leaves, *_frame.gather_stored(plan.donated + plan.kept, plan.settled)]
+        if isinstance(value, jax.Array)
+    ]
+    placed = {variable: found for variable, sharding in plan.placed.items() if (found := _concrete(sharding))}
+    home = next((value.sharding for value in values if value.committed), next(iter(placed.values()), None))
+    plan.is_committed, plan.is_single = True, home is None or isinstance(home, jax.sharding.SingleDeviceSharding)
     if home is None:
         return
     if isinstance(home, jax.sharding.NamedSharding):
         home = jax.sharding.NamedSharding(home.mesh, jax.sharding.PartitionSpec())
-    elif len(home.device_set) > 1:
+    elif not plan.is_single:
         return
     for variable in plan.written:
-        if not variable._value.committed:
-            _frame.set_value(variable, jax.device_put(variable._value, home))
+        if not _ref.holds(variable) and not variable._value.committed:
+            _frame.set_value(variable, jax.device_put(variable._value, placed.get(variable, home)))
+    plan.layouts = list(map(_layout, plan.placed))
 
 
-def _say_deleted(error: BaseException, plan: _Plan) -> None:
+def _layout(variable: Variable) -> Any:
+    """How the array of a Variable is split over devices; None where it isn't."""
+    value = variable._value
+    if not isinstance(value, jax.Array) or _trace.owner(value) is not None or not value.committed:
+        return None
+    return None if value.sharding.is_fully_replicated else value.sharding
+
+
+def _concrete(sharding: Any) -> Any:
+    """A sharding on devices: where a shard_map took its mesh from the context, on those of the context now."""
+    if isinstance(sharding.mesh, jax.sharding.Mesh):
+        return sharding
+    mesh = jax.sharding.get_mesh()
+    return None if mesh.empty else jax.sharding.NamedSharding(mesh, sharding.spec)
+
+
+def _mark(variable: Variable) -> Any:
+    return variable.label, variable._value.shape, variable._value.dtype
+
+
+def _say_deleted(error: BaseException, variables: Iterable[Variable]) -> None:
     """Turns JAX's word on a deleted array into an error with the path."""
-    lost = [variable for variable in [*plan.donated, *plan.kept] if _frame.is_deleted(variable._value)]
+    lost = [variable for variable in variables if _frame.is_deleted(variable._value)]
     if lost:
         raise state_lost(lost) from error

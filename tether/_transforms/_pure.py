@@ -69,9 +69,16 @@ class Pure:
 
     def _given(self, values: Any, args: Any, kwargs: Any) -> tuple[dict[Variable, Any], Callable[[list[Any]], Any]]:
         if isinstance(values, Module) and isinstance(self._fun, Module):
-            structure = structure_of(values)
+            structure, own = structure_of(values), structure_of(self._fun)
+            if structure.paths != own.paths:
+                raise StructureError(
+                    "pure: the values are those of another module.",
+                    got=f"a {type(values).__name__} with the cells {', '.join(structure.paths[:4])}",
+                    expected=f"a {type(self._fun).__name__} with the cells {', '.join(own.paths[:4])}",
+                    fix="tether.snapshot(model), or a tree like it",
+                )
             pairs = zip(variables_of(self._fun), variables_of(values), strict=True)
-            given = {mine: _frame.read(theirs) for mine, theirs in pairs}
+            given = {mine: coerced(mine, _frame.read(theirs)) for mine, theirs in pairs}
             return given, lambda new: structure.build(structure.variables(new))
         if not isinstance(values, Mapping):
             raise StructureError(
@@ -91,7 +98,10 @@ class Pure:
 def pure(fun: Callable[..., Any]) -> Pure:
     """A stateful function as a plain one: ``(values, *args) -> (out, new_values)``.
 
-    For ``jax.export``, ``jax.pmap`` and whatever else must see plain functions.
+    For ``jax.export``, ``jax.pmap`` and whatever else must see plain functions. An exported program takes and returns
+    values by path, so it runs where the classes of the model are not known; the size of a batch may be symbolic. Where
+    nothing is drawn, in evaluation, leave the random stream out of ``values``. Where something is, its typed key is an
+    argument like any other; ``jax.random.key_data`` and ``wrap_key_data`` take it to a file and back.
 
     Args:
         fun: A function or module. For a module, ``values`` may also be module-shaped (``tether.snapshot(model)``).

@@ -13,15 +13,15 @@ import jax.numpy as jnp
 from tether._core import frame as _frame
 from tether._core import trace as _trace
 from tether._core.lift import Lifted
-from tether._core.random import settle
 from tether._core.structure import is_module
-from tether._core.variable import Variable
+from tether._core.variable import Rng, Variable
 from tether._modules.module import Module, variables_of
 from tether._modules.selection import matches
 from tether._modules.views import restacked
 from tether._transforms import _arguments
 from tether._transforms._call import is_stateful, reach_of
 from tether.errors import ArgumentError, SelectionError, ShapeError, StackedError, VmapWriteError, describe
+from tether.random._streams import own_stream, settle
 
 _RULES = ("mean", "sum", "stack", "discard")
 
@@ -91,7 +91,7 @@ def _mapped(fun: Callable[..., Any], inputs: _Inputs, out_axes: Any, options: di
     lifted.refer = lambda module: inputs.originals.get(id(module), module)
 
     def inside(values: list[Any], leaves: list[Any], lane: Any) -> Any:
-        lifted.frame.lane = lane
+        lifted.frame.lane = lifted.frame.row = lane
         args, kwargs = inputs.rebuilt(leaves)
         return lifted.inside(dict(zip(inputs.mapped, values, strict=True)), *args, **kwargs)
 
@@ -180,6 +180,8 @@ class _Inputs:
         if value is not None:
             self._note_size(name, value, axis)
             self.mapped[variable] = axis
+            if isinstance(variable, Rng):  # in lanes around, the draws go to its private child
+                self.mapped[own_stream(variable)] = axis
 
     def _note_size(self, name: str, value: Any, axis: int) -> None:
         shape = jnp.shape(value)
@@ -252,7 +254,7 @@ class _Outputs:
         return out
 
     def _check_unmapped(self, part: Any, axis: Any, frame: _frame.Frame) -> None:
-        if axis is None and _trace.owner(part) is frame.home:
+        if axis is None and _trace.varies(part, frame.home):
             raise ArgumentError(
                 "vmap: a result differs from lane to lane, and out_axes says that it doesn't.",
                 got=f"{describe(part)} in each lane, out_axes None",
@@ -262,7 +264,9 @@ class _Outputs:
     def _write(self, variable: Variable, frame: _frame.Frame) -> tuple[Any, str | None]:
         if variable in frame.given:
             return self._inputs.mapped[variable], None
-        if _trace.owner(frame.values[variable]) is not frame.home:
+        if variable.leaves_only:
+            return 0, None
+        if not _trace.varies(frame.values[variable], frame.home):
             return None, None
         rule = self._inputs.rule(variable)
         if rule is None:

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 
 from tether._core import frame as _frame
-from tether._core.random import draw as draw
-from tether._core.random import seed as seed
 from tether._core.variable import Rng, as_key
 from tether.errors import ArgumentError, describe
+from tether.random._streams import draw as draw
+from tether.random._streams import seed as seed
 
 __all__ = ["draw", "keys", "scope", "seed"]
 

@@ -14,7 +14,6 @@ from tether._modules import Module
 from tether._modules.module import structure_of, survey, variables_of
 
 _T = TypeVar("_T")
-_MOST_TRIES = 100  # at a model that another thread trains with donated buffers
 
 
 def clone(tree: _T) -> _T:
@@ -67,14 +66,7 @@ def _cells(part: Any) -> tuple[Variable, ...]:
 
 
 def _copied(variables: list[Variable]) -> list[Any]:
-    for attempt in range(_MOST_TRIES):
-        values = _frame.gather(variables)
-        try:
-            return [own_copy(value) for value in values]
-        except RuntimeError:  # a donated step of another thread deleted a buffer between the gather and its copy
-            if attempt == _MOST_TRIES - 1 or all(a is b for a, b in zip(values, _frame.gather(variables), strict=True)):
-                raise
-    return []
+    return _frame.with_values(lambda: _frame.gather(variables), lambda values: [own_copy(value) for value in values])
 
 
 def _cloned(module: Module, new: dict[Variable, Variable]) -> Module:

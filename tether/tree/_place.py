@@ -25,5 +25,7 @@ def place(model: Module, where: Any, select: Any = Variable) -> None:
         >>> layer.weight.committed
         True
     """
+    if isinstance(where, jax.Device):  # from a mesh with explicit axes, a bare device would keep the array's type on it
+        where = jax.sharding.SingleDeviceSharding(where)
     variables = matches(select, model)
     _frame.write_back(variables, jax.device_put(_frame.gather(variables), where))

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import tether
-from tether._core.random import current_stream, default_stream
 from tether.random import draw
+from tether.random._streams import current_stream, default_stream
 
 
 def data(key: jax.Array) -> list[Any]:
