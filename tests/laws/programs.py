@@ -7,7 +7,6 @@ stack ``e`` of three; inside a vmap or a scan over the stack, one member ``k`` t
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +18,7 @@ from tests.laws.infinitesimals import Number, as_number, stack
 from tests.laws.machines import MEMBERS, Hand, Models
 from tests.laws.statements import Block, Fun, Statement, product, reach, rows_of, scalar, tanh
 
-FACTORS = (1.0, -0.5, 0.25, 0.75)  # of the lanes of a shared vmap
-ROWS = (0.5, -1.0, 0.25)  # that scans run over, one for each member
+ROWS = (0.5, -1.0, 0.75)  # x times these is what is mapped or scanned over: three, as there are members
 RUNS: list[str] = []  # one entry for each time that the Python of a jitted function ran
 
 
@@ -174,38 +172,37 @@ class Derivative(Transform):
 
 @dataclass(frozen=True)
 class Vmap(Transform):
-    """Four lanes share the models."""
+    """Lanes share the models."""
 
     def live(self, fun: Fun, lead: tuple[Any, ...], x: Any) -> Any:
-        return tether.vmap(fun, in_axes=(*[None for _ in lead], 0))(*lead, rows_of(x, FACTORS)).mean(0)
+        return tether.vmap(fun, in_axes=(*[None for _ in lead], 0))(*lead, rows_of(x, ROWS)).mean(0)
 
     def hand(self, hand: Hand, x: Number) -> Number:
-        lane = lambda i, tag: self.body.by_hand(hand, (FACTORS[i] * x).in_lanes(frozenset([tag])))
-        return hand.lanes(len(FACTORS), lane).mean(0)
+        lane = lambda i, tag: self.body.by_hand(hand, (ROWS[i] * x).in_lanes(frozenset([tag])))
+        return hand.lanes(len(ROWS), lane).mean(0)
 
 
 @dataclass(frozen=True)
 class Map(Transform):
-    """One row after the other, or two together."""
+    """One row after the other; or two together, and the last one alone."""
 
     batch: bool
 
     def live(self, fun: Fun, lead: tuple[Any, ...], x: Any) -> Any:
         fun = functools.partial(fun, *lead)
-        return tether.map(fun, rows_of(x, FACTORS), batch_size=2 if self.batch else None).mean(0)
+        return tether.map(fun, rows_of(x, ROWS), batch_size=2 if self.batch else None).mean(0)
 
     def hand(self, hand: Hand, x: Number) -> Number:
-        def pair(i: int, carry: Number) -> tuple[Number, Number]:
-            row = lambda j, tag: self.body.by_hand(hand, (FACTORS[2 * i + j] * x).in_lanes(frozenset([tag])))
-            return carry, hand.lanes(2, row)
+        def rows(*places: int) -> Number:
+            row = lambda i, tag: self.body.by_hand(hand, (ROWS[places[i]] * x).in_lanes(frozenset([tag])))
+            return hand.lanes(len(places), row)
 
-        def single(i: int, carry: Number) -> tuple[Number, Number]:
-            return carry, self.body.by_hand(hand, FACTORS[i] * x)
-
-        turns, turn = ([0, 1], pair) if self.batch else ([0, 1, 2, 3], single)
-        with hand.private_streams() if self.batch else contextlib.nullcontext():  # of the scan and the vmap together
-            _, ys = hand.loop(turns, turn, as_number(0.0))
-        return stack(ys).mean(0).mean(0) if self.batch else stack(ys).mean(0)
+        if not self.batch:
+            _, ys = hand.loop([0, 1, 2], lambda i, carry: (carry, self.body.by_hand(hand, ROWS[i] * x)), as_number(0.0))
+            return stack(ys).mean(0)
+        with hand.private_streams():  # of the scan, and of the vmap after it
+            _, (pair,) = hand.loop([0], lambda _, carry: (carry, rows(0, 1)), as_number(0.0))
+            return stack([pair[0], pair[1], rows(2)[0]]).mean(0)
 
 
 @dataclass(frozen=True)

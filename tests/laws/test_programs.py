@@ -151,7 +151,11 @@ def make_branches(source: Source, scope: Scope, way: str, by_x: bool) -> p.Branc
 def make_program(choices: bytes) -> Program:
     source = Source(choices)
     depth, eager, again = source.one_of(*[1] * 11, *[2] * 6, 3, 3, 4), source.one_in(6), source.one_in(4)
-    body = make_block(source, Scope({"m": "all", "e": "all"}, depth))
+    scope = Scope({"m": "all", "e": "all"}, depth)
+    if depth > 1 and source.one_of(True, False):
+        body = s.Block((p.Jit(make_block(source, scope.inside("Jit")), source.one_of(*s.WAYS)),))
+    else:
+        body = make_block(source, scope)
     return Program(body, eager, 2 if again or "Jit(" in repr(body) else 1)
 
 

@@ -29,7 +29,7 @@ class Odometer(tether.Module):
 
     def __init__(self) -> None:
         self.weight = tether.Param(jnp.zeros(3))
-        self.parts = [tether.State(jnp.zeros(4)) for _ in range(8)]
+        self.parts = [tether.State(jnp.zeros(4)) for _ in range(32)]
         self.cache = tether.State({"a": jnp.zeros(2), "b": [jnp.zeros(())]})
         self.count = tether.State(0)
 
@@ -232,25 +232,31 @@ def test_random_scopes_belong_to_threads():
     assert alone[0] != alone[1]
 
 
-EAGER: dict[str, Callable[[Odometer, Any], Any]] = {
-    "update": lambda model, n: tether.update(model, {f"parts[{i}]": n for i in range(8)}),
-    "list": lambda model, n: setattr(model, "parts", [n] * 8),
-    "pytree": lambda model, n: setattr(model, "cache", {"a": n[:2], "b": [n[0]]}),
+class Many(tether.Module):
+    def __init__(self) -> None:
+        self.parts = [tether.State(jnp.zeros(())) for _ in range(300)]
+        self.tree = tether.State([jnp.zeros(())] * 300)
+
+
+EAGER: dict[str, Callable[[Many, Any], Any]] = {
+    "update": lambda model, n: tether.update(model, {f"parts[{i}]": n for i in range(300)}),
+    "list": lambda model, n: setattr(model, "parts", [n] * 300),
+    "tree": lambda model, n: setattr(model, "tree", [n] * 300),
 }
 
 
 @pytest.mark.parametrize("name", EAGER)
 def test_a_write_of_many_cells_is_seen_whole(name: str):
     """Also outside transformations."""
-    model, n = Odometer(), 0
+    model, n = Many(), 0
 
     def step() -> None:
         nonlocal n
         n += 1
-        EAGER[name](model, jnp.full(4, float(n)))
+        EAGER[name](model, jnp.asarray(n, jnp.float32))
 
     step()
-    cells = list(tether.variables(model, "cache*" if name == "pytree" else "parts*").values())
-    watchers = Watchers(*2 * [lambda: {float(np.ravel(value)[0]) for value in frame.gather(cells)}])
-    watchers.during(step)
-    assert [found for seen in watchers.seen for found in seen if len(found) != 1] == []
+    cells = list(tether.variables(model, "tree*" if name == "tree" else "parts*").values())
+    watchers = Watchers(*2 * [lambda: len(set(map(id, frame.gather(cells))))])
+    watchers.during(step, steps=examples(100))
+    assert [set(seen) for seen in watchers.seen] == [{1}, {1}], "a mixture of two writes"

@@ -320,7 +320,8 @@ def _lowered(variable: Variable, value: Any, traces: list[Any]) -> Any:
     return value
 
 
-def _is_outside() -> bool:
+def is_outside() -> bool:
+    """Whether no trace and no Frame is about."""
     return not thread.frames and _trace.current() is _trace.EVALUATING
 
 
@@ -329,14 +330,14 @@ def gather(variables: Sequence[Variable], settled: bool = False) -> list[Any]:
 
     ``settled`` says that each of them ``is_settled``.
     """
-    if _is_outside() and (settled or all(map(is_settled, variables))):
+    if is_outside() and (settled or all(map(is_settled, variables))):
         return gather_stored(variables, True)
     return [read(variable) for variable in variables]
 
 
 def gather_stored(variables: Sequence[Variable], settled: bool) -> list[Any]:
     """The values as slots hold them; ``settled`` says that none of the Variables was born in a trace."""
-    if _is_outside() and settled:
+    if is_outside() and settled:
         values = list(map(get_value, variables))
         return _ref.fetched(values) if _ref.moved else values
     return [stored(read(variable)) for variable in variables]
@@ -376,7 +377,7 @@ def is_settled(variable: Variable) -> bool:
 
 def write_back(variables: Sequence[Variable], values: Iterable[Any]) -> None:
     """Writes what a transformation returned, all of it or nothing."""
-    if _is_outside():
+    if is_outside():
         write_stored(variables, map(stored, values))
         return
     for variable, value in zip(variables, values, strict=True):
@@ -385,7 +386,7 @@ def write_back(variables: Sequence[Variable], values: Iterable[Any]) -> None:
 
 def write_stored(variables: Sequence[Variable], values: Iterable[Any]) -> None:
     """The same with values as slots hold them."""
-    if not _is_outside():
+    if not is_outside():
         for variable, value in zip(variables, values, strict=True):
             write(variable, loaded(variable, value))
         return

@@ -161,7 +161,7 @@ class Call:
             self._body = body = Body(kind, fun, arguments, refer=_if_settled)
             self._first(body.packed, body.avals, body.written, body.groups)
             values = dict(zip(body.variables, _frame.gather(body.variables), strict=True))
-            unused = {stream for stream in streams if stream not in values}
+            unused = {stream for stream in streams if stream not in values and stream not in arguments.own}
         for variable in lifted:
             if variable not in values and variable not in unused:
                 with contextlib.suppress(TetherError):  # what can't be read here raises where it is read

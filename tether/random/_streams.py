@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from tether._core import frame as _frame
+from tether._core import ref as _ref
 from tether._core.variable import Rng, assign
 from tether.errors import ArgumentError, describe
 
@@ -39,9 +40,10 @@ def _start(seed: int) -> None:
 
 
 def seed(value: int) -> None:
-    """Starts the default stream anew."""
-    if default_stream._value is None:
+    """Starts the default stream anew, wherever its key has been."""
+    if _frame.is_outside() and not _ref.holds(default_stream):
         _start(value)
+        return
     with jax.ensure_compile_time_eval():
         key = jax.random.key(value)
     assign(default_stream, key)
