@@ -330,6 +330,18 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("name", FOUND)
+# In lanes no lane knows of the others: the stream outside advances if a lane may have drawn. It should if one has.
+OPEN = [name for name in FOUND if "may draw in lanes" in name or "scanned in lanes" in name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=pytest.mark.xfail(strict=True, reason="a draw in lanes is not counted") if name in OPEN else ()
+        )
+        for name in FOUND
+    ],
+)
 def test_what_was_wrong_once(name: str) -> None:
     FOUND[name].check()
