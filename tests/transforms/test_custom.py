@@ -256,6 +256,24 @@ def test_what_is_differentiated_may_be_written_unread_and_written_state_has_no_t
     np.testing.assert_array_equal(hidden.value, [1.0] * 3)
 
 
+@KINDS
+def test_integers_are_not_differentiated(kind):
+    """Though JAX says that they are, when they come out of a rule."""
+    pair, count = jax.custom_vjp(lambda x: (x, jnp.int32(3))), tether.State(0)
+    pair.defvjp(lambda x: (pair(x), None), lambda _, g: (g[0],))
+    f = (tether.custom_vjp if kind == "vjp" else tether.custom_jvp)(lambda x: x * count.value.astype(jnp.float32))
+    if kind == "vjp":
+        f.defvjp(lambda x: (f(x), count.value), lambda n, g: (g * n.astype(jnp.float32),))
+    else:
+        f.defjvps(lambda dx, y, x: dx * count.value.astype(jnp.float32))
+
+    def loss(x):
+        x, count.value = pair(x)
+        return f(x)
+
+    assert float(tether.grad(loss)(2.0)) == 3.0 and int(count.value) == 3
+
+
 def _set(cell, x):
     cell.value = x
     return x

@@ -133,7 +133,7 @@ class _Jvp:
         (values, leaves), (of_values, of_leaves) = primals, tangents
         given = dict(zip(call.variables, values, strict=True))
         of_cells = dict(zip(call.variables, of_values, strict=True))
-        refused = call.closed_over(v for v, t in of_cells.items() if not is_zero(t) and is_differentiable(t))
+        refused = call.closed_over(v for v, tangent in of_cells.items() if not is_zero(tangent))
         found: list[Any] = []
 
         def run(birth: int) -> Any:
