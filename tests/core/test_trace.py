@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -163,6 +164,15 @@ def test_a_key_made_inside_a_trace_can_belong_to_no_trace(name: str):
     assert seen_in(PLAIN[name], look)
 
 
+@contextlib.contextmanager
+def keeping(apart: bool):
+    caching = trace.Caching(apart)
+    caching.begin()
+    yield caching
+    caching.end()
+    caching.end()  # as good as once
+
+
 class TestCaches:
     """JAX's caches of traces, and what keeps a trace out of them."""
 
@@ -194,12 +204,12 @@ class TestCaches:
         w, spoils = 2.0, False
         fun = self.STABLE[name](lambda: value(spoils, w))
         assert float(fun(1.0)) == 2
-        with trace.Caching(apart=False) as caching:
+        with keeping(apart=False) as caching:
             w = 20.0
             assert float(fun(1.0)) == 2  # as good as nothing: what was cached outside is found
         spoils = True
         for w, apart in [(3.0, True), (30.0, True), (31.0, True), (4.0, False)]:
-            with trace.Caching(apart=apart) as caching:
+            with keeping(apart) as caching:
                 assert float(fun(1.0)) == (w if apart else 2.0)
         assert float(fun(1.0)) == 2
 
@@ -207,7 +217,7 @@ class TestCaches:
         runs: list[int] = []
         fun = jax.jit(lambda x: (runs.append(1), x + 1)[1])
         for apart in (False, False, True, True):
-            with trace.Caching(apart):
+            with keeping(apart):
                 fun(1.0)
         assert len(runs) == 2
 

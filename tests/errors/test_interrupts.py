@@ -18,7 +18,7 @@ import pytest
 
 import tether
 from tether import nn
-from tether._core import frame
+from tether._core import frame, ref
 from tether.random._streams import default_stream
 
 X = np.asarray([[1.0, 2.0], [3.0, -1.0], [0.5, 0.25]], np.float32)
@@ -167,9 +167,14 @@ def names(code: types.CodeType) -> dict[int, str]:
 class Injector:
     """Raises KeyboardInterrupt at the n-th place in the library where a signal could."""
 
+    FILES = ("/tether/",)
+
     def __init__(self, at: int):
         self.left, self.fired = at, False
         self.last: dict[types.FrameType, int] = {}
+
+    def is_watched(self, code: types.CodeType) -> bool:
+        return any(part in code.co_filename for part in self.FILES)
 
     def look(self, code_frame: types.FrameType, offset: int) -> None:
         """Before each instruction of the library."""
@@ -181,7 +186,7 @@ class Injector:
                 raise KeyboardInterrupt
 
     def traced(self, code_frame: types.FrameType, event: str, arg: Any) -> Any:
-        if "/tether/" not in code_frame.f_code.co_filename:
+        if not self.is_watched(code_frame.f_code):
             return None
         code_frame.f_trace_opcodes, code_frame.f_trace_lines = True, False
         if event == "opcode":
@@ -189,7 +194,7 @@ class Injector:
         return self.traced
 
     def monitored(self, code: types.CodeType, offset: int) -> Any:
-        if "/tether/" not in code.co_filename:
+        if not self.is_watched(code):
             return sys.monitoring.DISABLE
         self.look(sys._getframe(1), offset)
         return None
@@ -201,6 +206,7 @@ class Injector:
         monitoring, tool = sys.monitoring, sys.monitoring.OPTIMIZER_ID
         if on:
             monitoring.use_tool_id(tool, "interrupts")
+            monitoring.restart_events()  # of files that another test did not watch
         monitoring.register_callback(tool, monitoring.events.INSTRUCTION, self.monitored if on else None)
         monitoring.set_events(tool, monitoring.events.INSTRUCTION if on else 0)
         if not on:
@@ -272,12 +278,19 @@ def test_interrupt_at_many_places_of_a_trace(name: str):
     assert int(model.count) == count + 1
 
 
-def test_interrupt_anywhere_in_a_frame():
-    """Also right after the push of the Frame."""
+def test_interrupt_anywhere_in_a_frame(monkeypatch: pytest.MonkeyPatch):
+    """Also right after the push of the Frame, and where JAX changes the key of its caches."""
+    monkeypatch.setattr(ref, "cached", [True])  # what is cached outside is not found inside
+    monkeypatch.setattr(Injector, "FILES", ("/tether/", "/jax/_src/config.py"))
     state = tether.State(1.0)
     run = lambda: frame.Frame("test").run({}, lambda: state.value)
+    traced: list[int] = []
+    outside = jax.jit(lambda x: (traced.append(1), x)[1])
+    outside(1.0)
     places = count_places(run)
-    assert places > 10
+    assert places > 20
     for at in range(places):
         assert Injector(at).run(run)
         assert frame.thread.frames == [], f"a Frame was left behind at place {at}"
+        outside(1.0)
+        assert len(traced) == 1, f"the key of the caches was left behind at place {at}"

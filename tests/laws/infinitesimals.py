@@ -122,6 +122,9 @@ class Number:
     def in_lanes(self, lanes: frozenset[int]) -> Number:
         return Number(self.parts, self.lanes | lanes)
 
+    def like(self, _: Any) -> Number:
+        return self
+
     def _part(self, key: frozenset[Any]) -> Any:
         return self.parts.get(key, np.zeros(self.shape))
 

@@ -88,16 +88,27 @@ class Live:
         return jax.random.uniform(tether.random.draw(stream), (2,))
 
 
+class UnclearError(Exception):
+    """What float32 and float64 may decide differently, or what no promise settles."""
+
+
 class Stream:
-    """A key, or a stack of them, by hand."""
+    """A key, or a stack of them, by hand.
 
-    def __init__(self, key: Any, lanes: frozenset[int] = frozenset()):
-        self.key, self.lanes = key, lanes
+    Args:
+        key: The key.
+        lanes: The lanes that it depends on.
+        touched: Whether it may have been drawn from since it began, as far as one can tell without looking at values.
+    """
 
-    def halves(self) -> list[Stream]:
+    def __init__(self, key: Any, lanes: frozenset[int] = frozenset(), touched: bool = False):
+        self.key, self.lanes, self.touched = key, lanes, touched
+
+    def halves(self) -> tuple[Stream, Stream]:
         """What the stream goes on as, and what it gives."""
         split = jax.random.split if not self.key.ndim else jax.vmap(jax.random.split, out_axes=1)
-        return [Stream(half, self.lanes) for half in split(self.key)]
+        after, drawn = split(self.key)
+        return Stream(after, self.lanes, True), Stream(drawn, self.lanes)
 
     def folded(self, lane: int, tag: int) -> Stream:
         fold = jax.random.fold_in if not self.key.ndim else jax.vmap(jax.random.fold_in, (0, None))
@@ -106,13 +117,18 @@ class Stream:
     def moved(self, start: Stream, before: Stream, after: Stream) -> Stream:
         """What the stream outside is, when this is the end of its private child."""
         same = jax.random.key_data(self.key) == jax.random.key_data(start.key)
-        return Stream(jnp.where(same.all(-1), before.key, after.key), self.lanes | before.lanes)
+        key = jnp.where(same.all(-1), before.key, after.key)
+        return Stream(key, self.lanes | before.lanes, self.touched or before.touched)
 
     def __getitem__(self, index: int) -> Stream:
-        return Stream(self.key[index], self.lanes)
+        return Stream(self.key[index], self.lanes, self.touched)
 
     def in_lanes(self, lanes: frozenset[int]) -> Stream:
-        return Stream(self.key, self.lanes | lanes)
+        return Stream(self.key, self.lanes | lanes, self.touched)
+
+    def like(self, others: list[Any]) -> Stream:
+        """The stream, touched if another one is."""
+        return Stream(self.key, self.lanes, any(other.touched for other in (self, *others)))
 
 
 class Hand:
@@ -125,10 +141,11 @@ class Hand:
 
     Attributes:
         strict: Whether a write without a rule raises that depends on the lane, but has the same value in all.
+        lenient: Whether it is left open if a stream advances that a lane may have drawn from, and none has.
     """
 
     def __init__(self, models: Models, eager: bool, draws: bool):
-        self.strict, self.may_raise, self._in_lanes = False, False, False
+        self.strict, self.lenient, self.may_raise, self._in_lanes = False, True, False, False
         self._eager, self._staged, self._draws = eager, not eager, draws
         self.state: dict[str, Any] = {}
         for owner in models:
@@ -238,7 +255,10 @@ class Hand:
             after = old.halves()[0]
             moved = [end.moved(start, old, after) for start, end in pairs]
             drawn = [jax.random.key_data(one.key) != jax.random.key_data(old.key) for one in moved]
-            return Stream(jnp.where(np.any(drawn, (0, -1)), after.key, old.key), old.lanes)
+            drawn = np.any(drawn, (0, -1))
+            if self.lenient and not drawn.all() and any(end.touched for _, end in pairs):
+                raise UnclearError
+            return Stream(jnp.where(drawn, after.key, old.key), old.lanes, True)
         values = [end for _, end in pairs]
         same = all(values[0].is_same(value) for value in values)
         if not any(tag in value.lanes for value in values):
@@ -268,6 +288,8 @@ class Hand:
         """The carry at the end, and what the turns gave. The owner that is sliced has a stream for each turn."""
         with self.private_streams(sliced):
             ys = []
+            if self._eager and self._in_lanes and sliced:  # its rows are written back, drawn from or not
+                self.state[f"{sliced}.rng"] = self.state[f"{sliced}.rng"].like([Stream(None, touched=True)])
             for i in turns:
                 x, y = turn(i, x)
                 ys.append(y)
@@ -281,7 +303,7 @@ class Hand:
         for _ in range(len(end)):
             self.state, start = dict(end), (x.lanes, *(value.lanes for value in end.values()))
             x = x.in_lanes(turn(x).lanes)
-            end = {name: value.in_lanes(self.state[name].lanes) for name, value in end.items()}
+            end = {name: value.in_lanes(self.state[name].lanes).like([self.state[name]]) for name, value in end.items()}
             if start == (x.lanes, *(value.lanes for value in end.values())):
                 break
         self.state = end
@@ -301,7 +323,7 @@ class Hand:
             for name, value in end.items():
                 others = [state[name] for _, state in outs]
                 if any(other is not before[name] for other in others):
-                    end[name] = value.in_lanes(lanes.union(*(other.lanes for other in others)))
+                    end[name] = value.in_lanes(lanes.union(*(other.lanes for other in others))).like(others)
             self.state = end
         return y.in_lanes(lanes.union(*(other.lanes for other, _ in outs)))
 
@@ -309,5 +331,5 @@ class Hand:
 def stack_any(values: list[Any], tag: int = -1) -> Any:
     if isinstance(values[0], Stream):
         lanes = frozenset().union(*(value.lanes for value in values))
-        return Stream(jnp.stack([value.key for value in values]), lanes - {tag})
+        return Stream(jnp.stack([value.key for value in values]), lanes - {tag}).like(values)
     return stack(values).out_of(tag)

@@ -15,15 +15,11 @@ import numpy as np
 
 import tether
 from tests.laws.infinitesimals import Number, as_number, stack
-from tests.laws.machines import MEMBERS, Hand, Models
+from tests.laws.machines import MEMBERS, Hand, Models, UnclearError
 from tests.laws.statements import Block, Fun, Statement, product, reach, rows_of, scalar, tanh
 
 ROWS = (0.5, -1.0, 0.75)  # x times these is what is mapped or scanned over: three, as there are members
 RUNS: list[str] = []  # one entry for each time that the Python of a jitted function ran
-
-
-class UnclearError(Exception):
-    """A comparison that float32 and float64 may answer differently."""
 
 
 @dataclass(frozen=True)

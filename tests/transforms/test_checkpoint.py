@@ -53,7 +53,7 @@ def results(wrap):
 def test_value_gradient_state_and_masks_are_those_without(wrap):
     plain, rematerialized = results(lambda net: net), results(wrap)
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-6),  # of values around 4
         jax.tree.leaves(plain),
         jax.tree.leaves(rematerialized),
     )

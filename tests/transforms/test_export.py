@@ -15,8 +15,6 @@ import pytest
 import tether
 from tether import nn
 
-pytest.importorskip("flatbuffers", reason="jax.export serializes with it")
-
 XS = {n: np.random.default_rng(n).normal(size=(n, 3)).astype(np.float32) for n in (2, 5)}
 STREAM = "tether.random.default"
 

@@ -107,15 +107,19 @@ class Frame:
 
         Call it inside the JAX transformation. Afterwards the Frame holds no traced value.
         """
-        depth = len(thread.frames)
+        depth, self.caching = len(thread.frames), _trace.Caching(apart=bool(_ref.cached))
         try:  # a signal may come right after the append: it, too, finds the stack cut back
             self.values, self.given, self.home = dict(values), frozenset(values), _trace.current()
-            with _trace.Caching(apart=bool(_ref.cached)) as self.caching:
-                thread.frames.append(self)
-                out = fun()
+            self.caching.begin()
+            thread.frames.append(self)
+            out = fun()
             return out, list(self.written), [self.values[variable] for variable in self.written]
         finally:
             del thread.frames[depth:]
+            try:
+                self.caching.end()
+            finally:
+                self.caching.end()  # once more, should a signal have come in the first
             self.values, self.children = {}, {}
             self.home = self.outer = self.lane = self.row = self.caching = None
             if thread.frames:

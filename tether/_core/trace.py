@@ -153,29 +153,23 @@ def outside() -> Any:
 
 
 class Caching:
-    """A context in which single traces can be kept out of JAX's caches: those under way when it is spoiled.
+    """Keeps single traces out of JAX's caches: those under way when it is spoiled, from ``begin`` to ``end``.
 
     Args:
-        apart: Whether traces that are cached outside all such contexts are not to be found here, either.
+        apart: Whether traces that are cached outside all such times are not to be found here, either.
     """
 
-    __slots__ = ("_apart", "_contexts", "_key")
+    __slots__ = ("_apart", "_before", "_key")
 
     def __init__(self, apart: bool):
-        self._apart, self._key, self._contexts = apart, Key([apart]), []
+        self._apart, self._before, self._key = apart, _keys.value, Key([apart])
 
-    def __enter__(self) -> Caching:
-        self._use(self._key)
-        return self
+    def begin(self) -> None:
+        _keys(self._key).__enter__()
 
-    def __exit__(self, *_: Any) -> None:
-        while self._contexts:
-            self._contexts.pop().__exit__(None, None, None)
-
-    def _use(self, key: Key) -> None:
-        self._key, context = key, _keys(key)
-        context.__enter__()
-        self._contexts.append(context)
+    def end(self) -> None:
+        """May be called twice, and without ``begin``: a signal can come anywhere, also in JAX's own context."""
+        _keys(self._before).__enter__()
 
     def spoil(self) -> None:
         """The traces under way are not found again; ``renew`` must follow before the next begins."""
@@ -183,7 +177,8 @@ class Caching:
 
     def renew(self) -> None:
         if self._key[0] is not self._apart:  # the very key would still be found
-            self._use(Key([self._apart]))
+            self._key = Key([self._apart])
+            self.begin()
 
 
 EVALUATING = current()
