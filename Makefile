@@ -3,7 +3,7 @@
 #
 #   make demo    train a convolutional network on handwritten digits      make check   lint, format, types, import layers
 #   make test    the whole test suite; ARGS="tests/nn -k norm" narrows    make bench   training steps against plain JAX
-#   make fuzz    the random proofs of tests/laws, forty times as long
+#   make fuzz    the random proofs of tests/laws, forty times as long      make parity  layers against other libraries, asked anew
 #
 # PYTHON=python3.13 VENV=.venv-newest picks another interpreter: 3.11 gets the oldest supported JAX, 3.12 and later the newest.
 
@@ -13,7 +13,7 @@ WORKERS ?= auto
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: demo test fuzz check fix bench examples setup clean
+.PHONY: demo test fuzz parity check fix bench examples setup clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/python examples/digits/train.py $(ARGS)
@@ -25,6 +25,12 @@ test: $(VENV)/.ready
 fuzz: $(VENV)/.ready
 	TETHER_FUZZ=40 $(VENV)/bin/python -m pytest -q -n $(WORKERS) --maxprocesses=4 $(or $(ARGS),tests/laws/test_programs.py \
 		tests/laws/test_trees.py tests/laws/test_interrupts.py)
+
+# The other libraries come on top of the oldest lane, so Python 3.11.
+parity: requirements/oldest.txt requirements/parity.txt
+	$(MAKE) --silent VENV=.venv-parity .venv-parity/.ready
+	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/parity.txt
+	.venv-parity/bin/python -m tests.parity.make $(or $(ARGS),--check)
 
 check:
 	@VENV=$(VENV) PYTHON=$(PYTHON) tools/check
@@ -41,7 +47,7 @@ examples: $(VENV)/.ready
 setup: $(VENV)/.tools
 
 clean:
-	rm -rf .venv .venv-newest build dist *.egg-info .hypothesis .import_linter_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-newest .venv-parity build dist *.egg-info .hypothesis .import_linter_cache .pytest_cache .ruff_cache
 	find tether tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # Made from nothing each time, so that no package of an earlier set of pins is left in it.
