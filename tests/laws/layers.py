@@ -70,7 +70,23 @@ def _mixed() -> tether.Module:
     )
 
 
+class _Squared(nn.Bilinear):
+    """A layer of two inputs, of one."""
+
+    def __call__(self, x):
+        return super().__call__(x, x)
+
+
+def _lora() -> tether.Module:
+    return nn.LoRA(nn.Linear(5, 3, key=_key()), 2, alpha=4, key=_key(), b_init=nn.init.normal())
+
+
 LAYERS = [
+    Layer("Bilinear", lambda: _Squared(5, 5, 3, key=_key()), normal(5), wrong=((6,), (5, 4), ())),
+    Layer("LoRA", _lora, normal(5), wrong=((6,), (5, 4), ()), blames="Linear"),
+    Layer("Residual", lambda: nn.Residual(nn.Linear(5, 5, key=_key())), normal(5), wrong=((6,), ()), blames="Linear"),
+    Layer("PReLU", nn.PReLU, normal(5)),
+    Layer("PReLU channels", lambda: nn.PReLU(3, channel_axis=-2), normal(3, 4), wrong=((4,), (2, 4, 4), ())),
     Layer("Linear", lambda: nn.Linear(5, 3, key=_key()), normal(5), wrong=((6,), (5, 4), ())),
     Layer("Linear no bias", lambda: nn.Linear(5, 3, use_bias=False, key=_key()), normal(5), wrong=((2, 6),)),
     Layer("Conv1d", lambda: nn.Conv1d(2, 4, 3, 2, key=_key()), normal(2, 9), wrong=((9,), (3, 9), (2, 2), (6, 9, 2))),

@@ -157,3 +157,41 @@ class TestFlatten:
         with pytest.raises(ShapeError, match=rf"Flatten: x has no axes {dims[0]} to ") as caught:
             nn.Flatten(*dims)(jnp.ones(shape))
         assert caught.value.got == f"float32[{', '.join(map(str, shape))}]"
+
+
+class TestNamedSequential:
+    def test_is_reached_by_name_and_by_place(self, key: jax.Array):
+        model = nn.Sequential({"hidden": nn.Linear(3, 4, key=key), "relu": nn.Lambda(jax.nn.relu)})
+        assert model["hidden"] is model[0] and model[-1] is model["relu"]
+        assert (len(model), [type(layer).__name__ for layer in model]) == (2, ["Linear", "Lambda"])
+        assert list(tether.variables(model)) == ["['hidden'].weight", "['hidden'].bias"]
+        x = np.ones((2, 3), np.float32)
+        np.testing.assert_allclose(model(x), np.maximum(model["hidden"](x), 0))
+        head = model[:1]
+        assert head["hidden"] is model[0] and len(head) == 1
+        np.testing.assert_allclose(tether.jit(model)(x), model(x), rtol=1e-6)
+
+    def test_errors(self, key: jax.Array):
+        with pytest.raises(ArgumentError, match=r"(?s)layer relu is not a Module.*nn.Lambda\(relu\)"):
+            nn.Sequential({"relu": jax.nn.relu})
+        with pytest.raises(ArgumentError, match="there are no layers"):
+            nn.Sequential({})
+        with pytest.raises(KeyError):
+            nn.Sequential({"a": nn.Identity()})["b"]
+        with pytest.raises(TypeError):
+            nn.Sequential([nn.Identity()])["a"]
+
+
+class TestResidual:
+    def test_values(self, key: jax.Array):
+        linear, other = nn.Linear(3, 3, key=key), nn.Linear(3, 2, key=key)
+        x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+        np.testing.assert_allclose(nn.Residual(linear)(x), x + np.asarray(linear(x)), rtol=1e-6)
+        both = nn.Residual(nn.Linear(3, 2, key=key), other)
+        np.testing.assert_allclose(both(x), np.asarray(both.layer(x)) + np.asarray(other(x)), rtol=1e-6)
+
+    def test_nothing_is_broadcast(self, key: jax.Array):
+        with pytest.raises(ShapeError, match=r"(?s)Residual: the layer's result.*float32\[4, 1\].*float32\[4, 3\]"):
+            nn.Residual(nn.Linear(3, 1, key=key))(jnp.ones((4, 3)))
+        with pytest.raises(ArgumentError, match="Residual: layer 0 is not a Module"):
+            nn.Residual(jax.nn.relu)

@@ -68,7 +68,8 @@ def layer_classes() -> list[type]:
 def rows_by_class() -> dict[type, list[Any]]:
     found: dict[type, list[Any]] = {}
     for row in laws.LAYERS:
-        found.setdefault(type(row.make()), []).append(row)
+        for cls in type(row.make()).__mro__:  # a layer of several inputs stands there as a subclass that takes one
+            found.setdefault(cls, []).append(row)
     return found
 
 

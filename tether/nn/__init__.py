@@ -7,12 +7,39 @@ compute_dtype=...)`` changes that.
 """
 
 from tether.nn import init
+from tether.nn._activations import (
+    PReLU,
+    celu,
+    elu,
+    gelu,
+    glu,
+    hard_sigmoid,
+    hard_silu,
+    hard_tanh,
+    leaky_relu,
+    log_sigmoid,
+    log_softmax,
+    mish,
+    relu,
+    relu6,
+    selu,
+    sigmoid,
+    silu,
+    soft_sign,
+    softmax,
+    softplus,
+    squareplus,
+    swish,
+    tanh,
+)
 from tether.nn._batchnorm import BatchNorm
-from tether.nn._containers import Flatten, Identity, Lambda, Sequential
+from tether.nn._bilinear import Bilinear
+from tether.nn._containers import Flatten, Identity, Lambda, Residual, Sequential
 from tether.nn._conv import Conv1d, Conv2d, Conv3d
 from tether.nn._dropout import Dropout
 from tether.nn._embedding import Embedding
 from tether.nn._linear import Linear
+from tether.nn._lora import LoRA
 from tether.nn._mlp import MLP
 from tether.nn._norm import LayerNorm
 from tether.nn._pool import AvgPool1d, AvgPool2d, AvgPool3d, MaxPool1d, MaxPool2d, MaxPool3d
@@ -23,6 +50,7 @@ __all__ = [
     "AvgPool2d",
     "AvgPool3d",
     "BatchNorm",
+    "Bilinear",
     "Conv1d",
     "Conv2d",
     "Conv3d",
@@ -33,9 +61,34 @@ __all__ = [
     "Lambda",
     "LayerNorm",
     "Linear",
+    "LoRA",
     "MaxPool1d",
     "MaxPool2d",
     "MaxPool3d",
+    "PReLU",
+    "Residual",
     "Sequential",
+    "celu",
+    "elu",
+    "gelu",
+    "glu",
+    "hard_sigmoid",
+    "hard_silu",
+    "hard_tanh",
     "init",
+    "leaky_relu",
+    "log_sigmoid",
+    "log_softmax",
+    "mish",
+    "relu",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "silu",
+    "soft_sign",
+    "softmax",
+    "softplus",
+    "squareplus",
+    "swish",
+    "tanh",
 ]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -19,50 +19,60 @@ class Sequential(Module):
     """Calls its layers one after another.
 
     ``model[0]`` is the first layer, ``model[1:3]`` a Sequential of the same layers (shared, not copied); ``len`` and
-    ``for`` work. The layers have paths without a name in between: ``[0].weight``.
+    ``for`` work. The layers have paths without a name in between: ``[0].weight``; with names of their own,
+    ``['first'].weight``.
 
     Args:
-        layers: At least one Module, in the order of the calls.
+        layers: At least one Module, in the order of the calls; or a dict of names and Modules.
     Shapes:
         x: what the first layer takes -> what the last layer gives
     Raises:
         ArgumentError: no layers, or something that is not a Module; a function wants ``nn.Lambda``.
     Example:
-        >>> model = nn.Sequential([nn.Linear(3, 8), nn.Lambda(jax.nn.relu), nn.Linear(8, 2)])
+        >>> model = nn.Sequential([nn.Linear(3, 8), nn.Lambda(nn.relu), nn.Linear(8, 2)])
         >>> model(jnp.ones((5, 3))).shape, len(model), len(model[:2])
         ((5, 2), 3, 2)
+        >>> named = nn.Sequential({"hidden": nn.Linear(3, 8), "relu": nn.Lambda(nn.relu)})
+        >>> named["hidden"] is named[0]
+        True
     """
 
     _transparent_ = ("layers",)
 
-    def __init__(self, layers: Iterable[Module]):
+    def __init__(self, layers: Iterable[Module] | Mapping[str, Module]):
         self.layers = _checked(name_of(self), layers)
 
     def __call__(self, x: Any) -> Any:
-        for layer in self.layers:
+        for layer in self:
             x = layer(x)
         return x
 
-    def __getitem__(self, index: int | slice) -> Any:
-        return Sequential(self.layers[index]) if isinstance(index, slice) else self.layers[index]
+    def __getitem__(self, index: int | slice | str) -> Any:
+        if isinstance(index, str):
+            return self.layers[index] if isinstance(self.layers, Mapping) else tuple(self)[index]
+        if not isinstance(index, slice):
+            return tuple(self)[index]
+        if isinstance(self.layers, Mapping):
+            return Sequential(dict(list(self.layers.items())[index]))
+        return Sequential(self.layers[index])
 
     def __len__(self) -> int:
         return len(self.layers)
 
     def __iter__(self) -> Iterator[Module]:
-        return iter(self.layers)
+        return iter(self.layers.values() if isinstance(self.layers, Mapping) else self.layers)
 
 
-def _checked(name: str, layers: Iterable[Module]) -> tuple[Any, ...]:
+def _checked(name: str, layers: Iterable[Module] | Mapping[str, Module]) -> Any:
     if isinstance(layers, Module) or not isinstance(layers, Iterable):
         raise ArgumentError(
             f"{name}: layers is not a list.",
             got=describe(layers),
-            expected="one list",
+            expected="one list, or a dict of names",
             fix=f"nn.{name}([first, second])",
         )
-    layers = tuple(layers)
-    for number, layer in enumerate(layers):
+    layers = layers if isinstance(layers, Mapping) else tuple(layers)
+    for number, layer in layers.items() if isinstance(layers, Mapping) else enumerate(layers):
         if not isinstance(layer, Module):
             raise ArgumentError(
                 f"{name}: layer {number} is not a Module.",
@@ -75,6 +85,43 @@ def _checked(name: str, layers: Iterable[Module]) -> tuple[Any, ...]:
             f"{name}: there are no layers.", got="an empty list", expected="at least one Module", fix="nn.Identity()"
         )
     return layers
+
+
+class Residual(Module):
+    """Adds what its layer gives to the input.
+
+    y = shortcut(x) + layer(x), in the dtype of layer(x)
+
+    Args:
+        layer: The branch, a Module.
+        shortcut: What the input goes through on its way past the branch; None is the input itself.
+    Shapes:
+        x: what the layer takes -> the same shape, or the common one of layer and shortcut
+    Raises:
+        ShapeError: the two sides have different shapes; they are never broadcast.
+        ArgumentError: a side is not a Module.
+    Example:
+        >>> nn.Residual(nn.Linear(3, 3))(jnp.ones((5, 3))).shape
+        (5, 3)
+    References:
+        He et al. 2015, arXiv:1512.03385, equations 1 and 2.
+    """
+
+    def __init__(self, layer: Module, shortcut: Module | None = None):
+        self.layer = _checked(name_of(self), [layer])[0]
+        self.shortcut = None if shortcut is None else _checked(name_of(self), [shortcut])[0]
+
+    def __call__(self, x: Any) -> Any:
+        past, branch = x if self.shortcut is None else self.shortcut(x), self.layer(x)
+        past, branch = as_array(self, past), as_array(self, branch)
+        if past.shape != branch.shape:
+            raise ShapeError(
+                f"{name_of(self)}: the layer's result doesn't have the shape of the input.",
+                got=f"{describe(branch)} from the layer, {describe(past)} past it",
+                expected="the same shape",
+                fix="a shortcut that changes the shape as the layer does: nn.Residual(layer, nn.Linear(n, m))",
+            )
+        return past.astype(branch.dtype) + branch
 
 
 def _fix(layer: Any) -> str:
