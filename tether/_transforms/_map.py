@@ -16,7 +16,7 @@ from tether._modules.views import restacked
 from tether._transforms import _arguments
 from tether._transforms._call import is_stateful
 from tether._transforms._eager import run_eagerly
-from tether._transforms._scan import scan
+from tether._transforms._scan import run_scan
 from tether._transforms._slices import Slices
 from tether._transforms._vmap import vmap
 from tether.errors import ArgumentError, describe
@@ -35,7 +35,7 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
     """
     _arguments.checked_callable(f, "map")
     if batch_size is None:
-        return scan(functools.partial(_without_carry, f), None, xs)[1]
+        return run_scan("map", functools.partial(_without_carry, f), None, xs)[1]
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ArgumentError(
             "map: no such batch size.",
@@ -57,7 +57,7 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
     batched, joined = vmap(f), _Joined(whole)
 
     def steps() -> Any:
-        ys = scan(functools.partial(_without_carry, batched), None, jax.tree.unflatten(treedef, batches))[1]
+        ys = run_scan("map", functools.partial(_without_carry, batched), None, jax.tree.unflatten(treedef, batches))[1]
         parts = [ys] if whole == length else [ys, batched(jax.tree.unflatten(treedef, rest))]
         return jax.tree.map(joined, *parts, is_leaf=is_module)
 

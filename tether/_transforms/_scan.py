@@ -65,12 +65,26 @@ def scan(
         (10.0, 5)
     """
     _arguments.checked_callable(f, "scan")
-    slices, carry = Slices("scan", xs, length), Carry("scan", init)
+    return run_scan("scan", f, init, xs, length, reverse=reverse, unroll=unroll, _split_transpose=_split_transpose)
+
+
+def run_scan(
+    kind: str,
+    f: Callable[..., Any],
+    init: Any,
+    xs: Any,
+    length: int | None = None,
+    *,
+    reverse: bool = False,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """The loop, on behalf of the transformation that its messages name."""
+    slices, carry = Slices(kind, xs, length), Carry(kind, init)
 
     def check(out: Any) -> Any:
         if not (isinstance(out, tuple | list) and len(out) == 2):
             raise StructureError(
-                "scan: the body must return a pair.",
+                f"{kind}: the body must return a pair.",
                 at=_arguments.name_of(f),
                 got=describe(out),
                 expected="(carry, y)",
@@ -80,11 +94,11 @@ def scan(
 
     if is_eager() and slices.length:
         turns = range(slices.length)[::-1] if reverse else range(slices.length)
-        loop = lambda: _in_python(f, carry.tree, slices, turns, check)
-        return run_eagerly("scan", [f], (init, xs), loop, own=slices.given)
+        loop = lambda: _in_python(kind, f, carry.tree, slices, turns, check)
+        return run_eagerly(kind, [f], (init, xs), loop, own=slices.given)
     index = [jnp.arange(slices.length)] if needs_rows() else []
     row = jax.ShapeDtypeStruct((), index[0].dtype) if index else None
-    trace = lambda: Body("scan", f, Operands(carry.tree, slices.first), slices.given, check, slices.whole, row)
+    trace = lambda: Body(kind, f, Operands(carry.tree, slices.first), slices.given, check, slices.whole, row)
     body = carry.traced(trace, f)
     threaded = Threaded(body)
     packed_carry, packed_ys = body.packed.pair()
@@ -106,21 +120,22 @@ def scan(
             (index, slices.leaves, slices.rows),
             slices.length,
             reverse=reverse,
-            unroll=unroll,
-            _split_transpose=_split_transpose,
+            **options,
         )
     threaded.write_back(state[1])
     _frame.write_back([*sliced, *cells_for(group.key for group in body.groups)], rows)
     return unpack(packed_carry, state[0]), unpack(packed_ys, ys, born=lambda module: restacked(module, 1))
 
 
-def _in_python(f: Callable[..., Any], init: Any, slices: Slices, turns: range, check: Any) -> tuple[Any, Any]:
+def _in_python(
+    kind: str, f: Callable[..., Any], init: Any, slices: Slices, turns: range, check: Any
+) -> tuple[Any, Any]:
     """The loop with concrete values, where nothing is compiled."""
-    carry, ys, rows, groups, birth = init, {}, {}, [], _frame.Frame("scan").birth
+    carry, ys, rows, groups, birth = init, {}, {}, [], _frame.Frame(kind).birth
     for index in turns:
         x, given = slices.turn(index)
         with looking_anew() as seen:
-            frame = _frame.Frame("scan")
+            frame = _frame.Frame(kind)
             frame.row = index
             (carry, ys[index]), written, new = frame.run(given, lambda carry=carry, x=x: check(f(carry, x)))
         groups, after = seen, {**given, **dict(zip(written, new, strict=True))}
