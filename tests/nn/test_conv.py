@@ -139,6 +139,111 @@ def test_gradient_equals_plain_lax():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+BEYOND = {"zeros": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+@pytest.mark.parametrize(
+    ("axes", "options", "pads"),
+    [
+        (1, {"kernel_size": 3, "padding": 2, "padding_mode": "reflect"}, [(2, 2)]),
+        (1, {"kernel_size": 3, "padding": "causal", "dilation": 3, "stride": 2}, [(6, 0)]),
+        (1, {"kernel_size": 3, "padding": "CAUSAL", "padding_mode": "REPLICATE"}, [(2, 0)]),
+        (1, {"kernel_size": 2, "padding": ((9, 8),), "padding_mode": "circular"}, [(9, 8)]),
+        (2, {"kernel_size": (2, 3), "padding": "CAUSAL"}, [(1, 0), (2, 0)]),
+        (2, {"kernel_size": (3, 4), "padding": "SAME", "padding_mode": "circular"}, [(1, 1), (1, 2)]),
+        (2, {"kernel_size": 3, "padding": "SAME", "stride": 2, "padding_mode": "reflect"}, [(1, 1), (0, 1)]),
+        (2, {"kernel_size": 2, "padding": ((0, 9), (1, 0)), "padding_mode": "Replicate"}, [(0, 9), (1, 0)]),
+        (3, {"kernel_size": 2, "padding": (0, 1, 2), "padding_mode": "reflect", "groups": 2}, [(0, 0), (1, 1), (2, 2)]),
+    ],
+    ids=str,
+)
+def test_what_lies_beyond_the_edge(axes: int, options: dict, pads: list):
+    conv = CLASSES[axes](4, 4, **options, **DRAWN)
+    x = RNG.normal(size=(2, 4, 7, 6, 5)[: axes + 2])
+    wide = np.pad(x, [(0, 0), (0, 0), *pads], mode=BEYOND[conv.padding_mode])
+    wanted = oracle(wide, conv.weight, conv.bias, conv.stride, [(0, 0)] * axes, conv.dilation, conv.groups)
+    np.testing.assert_allclose(conv(x), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["zeros", "replicate"])
+@pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (2, 3)])
+def test_causal_output_sees_nothing_later(mode: str, stride: int, dilation: int):
+    conv = nn.Conv1d(1, 1, 3, stride, "CAUSAL", dilation, padding_mode=mode, **DRAWN)
+    x = jnp.asarray(RNG.normal(size=(1, 10)), jnp.float32)
+    seen = jax.jacobian(conv)(x)[0, :, 0] != 0
+    assert seen.shape == (math.ceil(10 / stride), 10)
+    for t in range(seen.shape[0]):
+        assert seen[t, t * stride]
+        assert not seen[t, t * stride + 1 :].any()
+
+
+def test_reflected_past_the_other_edge_says_what_to_do():
+    conv = nn.Conv2d(1, 1, 3, padding=((2, 0), (0, 3)), padding_mode="reflect", **DRAWN)
+    assert conv(jnp.ones((1, 3, 4))).shape == (1, 3, 5)
+    with pytest.raises(ShapeError) as caught:
+        conv(jnp.ones((1, 2, 4)))
+    assert str(caught.value) == (
+        "Conv2d: x has too few elements to be reflected this far.\n"
+        "  at:       the module itself  (Conv2d)\n"
+        "  got:      float32[1, 2, 4], padding ((2, 0), (0, 3))\n"
+        "  expected: space axes of at least (3, 4)\n"
+        "  fix:      one of\n"
+        "    1. padding_mode='replicate'\n"
+        "    2. less padding: a smaller kernel_size or dilation"
+    )
+    with pytest.raises(ShapeError, match="to be reflected this far"):
+        conv(jnp.ones((1, 3, 3)))
+
+
+def test_unknown_padding_mode_says_what_there_is():
+    with pytest.raises(ArgumentError) as caught:
+        nn.Conv1d(1, 1, 3, padding=1, padding_mode="wrap")
+    assert str(caught.value) == (
+        "Conv1d: padding_mode is none that there is.\n"
+        "  got:      padding_mode='wrap'\n"
+        "  expected: one of 'zeros', 'reflect', 'replicate', 'circular'\n"
+        "  fix:      padding_mode='zeros'"
+    )
+
+
+@pytest.mark.parametrize("mode", ["reflect", "circular"])
+def test_causal_with_later_elements_before_the_first_is_refused(mode: str):
+    with pytest.raises(ArgumentError) as caught:
+        nn.Conv1d(1, 1, 3, padding="CAUSAL", padding_mode=mode)
+    assert str(caught.value) == (
+        f"Conv1d: padding_mode '{mode}' puts later elements before the first, which is not causal.\n"
+        f"  got:      padding='CAUSAL', padding_mode='{mode}'\n"
+        "  expected: padding_mode 'zeros' or 'replicate' with padding 'CAUSAL'\n"
+        "  fix:      one of\n"
+        "    1. padding_mode='replicate'\n"
+        "    2. padding='SAME'"
+    )
+
+
+def test_mode_where_padding_belongs_says_where_it_goes():
+    with pytest.raises(ArgumentError) as caught:
+        nn.Conv1d(1, 1, 3, padding="CIRCULAR")
+    assert str(caught.value) == (
+        "Conv1d: padding is a word that means nothing here.\n"
+        "  got:      padding='CIRCULAR'\n"
+        "  expected: 'SAME', 'SAME_LOWER', 'VALID', 'CAUSAL', or numbers\n"
+        "  fix:      padding='SAME', padding_mode='circular'"
+    )
+
+
+@pytest.mark.parametrize("padding", ["SAME", 3])
+def test_empty_space_axis(padding):
+    with pytest.raises(ShapeError) as caught:
+        nn.Conv1d(2, 1, 3, padding=padding, **DRAWN)(jnp.ones((4, 2, 0)))
+    assert str(caught.value) == (
+        "Conv1d: a space axis of x is empty.\n"
+        "  at:       the module itself  (Conv1d)\n"
+        "  got:      float32[4, 2, 0]\n"
+        "  expected: [..., 2, L], space axes of at least 1\n"
+        "  fix:      leave examples without an element out of the batch"
+    )
+
+
 def test_wrong_channels_says_what_to_do():
     with pytest.raises(ShapeError) as caught:
         nn.Conv2d(2, 3, 3, **DRAWN)(jnp.ones((4, 8, 8, 2)))
@@ -176,7 +281,10 @@ def test_input_smaller_than_the_kernel():
         ({"dilation": 0}, "dilation is not an integer of at least 1"),
         ({"padding": -1}, "padding is not an integer of at least 0"),
         ({"padding": ((1, -1), (0, 0))}, "padding is not an integer of at least 0"),
-        ({"padding": "REFLECT"}, "padding is a word that means nothing here"),
+        ({"padding": "FULL"}, "padding is a word that means nothing here"),
+        ({"padding_mode": "SAME"}, "padding_mode is none that there is"),
+        ({"padding_mode": None}, "padding_mode is none that there is"),
+        ({"padding_mode": 1}, "padding_mode is none that there is"),
         ({"padding": (1, 2, 3)}, "padding has 3 numbers for 2 space axes"),
         ({"padding": ((1, 2, 3), (0, 0))}, "padding is not two numbers"),
         ({"padding": ((1, 1), 0)}, "padding is not an integer"),

@@ -137,12 +137,12 @@ def of_tether(case: Case) -> Arrays:
         for step, (inputs, training) in enumerate(steps(case)):
             marks = [True if is_floating(x) else None for x in inputs]
             view = layer.train() if training else layer.eval()
-            shapes = flat(tether.eval_shape(lambda view=view, inputs=inputs: case.call(view, *map(jnp.asarray, inputs))))
+            shapes = flat(
+                tether.eval_shape(lambda view=view, inputs=inputs: case.call(view, *map(jnp.asarray, inputs)))
+            )
             floats = [jnp.asarray(x) for x in inputs if is_floating(x)]
             others = [jnp.asarray(x) for x in inputs if not is_floating(x)]
-            (of_layer, of_inputs), ys = gradients(
-                layer, floats, others, weights(case, shapes, step), training=training
-            )
+            (of_layer, of_inputs), ys = gradients(layer, floats, others, weights(case, shapes, step), training=training)
             keep(kept, step, ys, of_inputs, {path: tether.variables(of_layer)[path].value for path in params})
             kept |= {f"{step} state {path}": np.asarray(cells[path].value) for path in states}
         return kept

@@ -32,20 +32,51 @@ from tether.nn._activations import (
     swish,
     tanh,
 )
+from tether.nn._adaptive_pool import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d,
+    GlobalAvgPool,
+    GlobalMaxPool,
+)
 from tether.nn._batchnorm import BatchNorm
 from tether.nn._bilinear import Bilinear
 from tether.nn._containers import Flatten, Identity, Lambda, Residual, Sequential
 from tether.nn._conv import Conv1d, Conv2d, Conv3d
-from tether.nn._dropout import Dropout
+from tether.nn._conv_transpose import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from tether.nn._dropout import AlphaDropout, Dropout, DropPath
 from tether.nn._embedding import Embedding
+from tether.nn._group_norm import GroupNorm, InstanceNorm
 from tether.nn._linear import Linear
 from tether.nn._lora import LoRA
 from tether.nn._mlp import MLP
-from tether.nn._norm import LayerNorm
-from tether.nn._pool import AvgPool1d, AvgPool2d, AvgPool3d, MaxPool1d, MaxPool2d, MaxPool3d
+from tether.nn._norm import LayerNorm, RMSNorm
+from tether.nn._pool import (
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+    MinPool1d,
+    MinPool2d,
+    MinPool3d,
+)
+from tether.nn._spectral_norm import SpectralNorm
+from tether.nn._weight_norm import WeightNorm
 
 __all__ = [
     "MLP",
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
+    "AlphaDropout",
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
@@ -54,10 +85,18 @@ __all__ = [
     "Conv1d",
     "Conv2d",
     "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
+    "DropPath",
     "Dropout",
     "Embedding",
     "Flatten",
+    "GlobalAvgPool",
+    "GlobalMaxPool",
+    "GroupNorm",
     "Identity",
+    "InstanceNorm",
     "Lambda",
     "LayerNorm",
     "Linear",
@@ -65,9 +104,15 @@ __all__ = [
     "MaxPool1d",
     "MaxPool2d",
     "MaxPool3d",
+    "MinPool1d",
+    "MinPool2d",
+    "MinPool3d",
     "PReLU",
+    "RMSNorm",
     "Residual",
     "Sequential",
+    "SpectralNorm",
+    "WeightNorm",
     "celu",
     "elu",
     "gelu",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Normalization by the statistics of each example alone, so no state and no mode. BatchNorm has its own file."""
+"""Normalization of the trailing axes of each example by its own statistics, so no state and no mode."""
 
 from __future__ import annotations
 
@@ -57,40 +57,131 @@ class LayerNorm(Module):
     ):
         name = name_of(self)
         self.shape = _shape(name, shape)
-        self.eps = _eps(name, eps)
+        self.eps = positive(name, "eps", eps, 1e-5)
         self.compute_dtype = None
-        dtype = inexact_dtype(name, "dtype", dtype)
+        dtype = real_dtype(name, dtype)
         self.weight = Param(jnp.ones(self.shape, dtype)) if use_weight else None
         self.bias = Param(jnp.zeros(self.shape, dtype)) if use_bias else None
 
     def __call__(self, x: ArrayLike) -> jax.Array:
         x = as_array(self, x)
         real_only(self, x)
-        if x.shape[-len(self.shape) :] != self.shape:
-            raise ShapeError(
-                f"{name_of(self)}: the trailing axes of x are not {self.shape}.",
-                got=describe(x),
-                expected=f"[..., {', '.join(map(str, self.shape))}]",
-                fix="give LayerNorm the sizes of the axes to normalize, the last ones of x",
-            )
+        _check_trailing(self, x)
         weight, bias = self.weight, self.bias
         dtype = computing_dtype(self, x, weight, bias)
-        wide = at_least_float32(dtype)
-        y = standardize(x.astype(wide), len(self.shape), self.eps)
-        with jax.numpy_rank_promotion("allow"):  # as in Linear
-            y = y if weight is None else y * weight.astype(wide)
-            y = y if bias is None else y + bias.astype(wide)
-        return y.astype(dtype)
+        deviation, var = moments(x.astype(at_least_float32(dtype)), tuple(range(-len(self.shape), 0)))
+        return affine(deviation * lax.rsqrt(var + self.eps), weight, bias).astype(dtype)
 
 
-def standardize(x: jax.Array, rank: int, eps: float) -> jax.Array:
-    """Subtracts the mean of the last ``rank`` axes and divides by the root of their biased variance plus eps."""
-    axes = tuple(range(-rank, 0))
-    # The result doesn't depend on a shift, so neither does its gradient. With one element taken off first, a constant
-    # input is zero exactly: the mean of n equal floats can be off by a rounding, which eps would not hide at 1e7.
-    x = x - lax.stop_gradient(x[(..., *(slice(0, 1) for _ in axes))])
-    x = x - x.mean(axes, keepdims=True)
-    return x * lax.rsqrt((x * x).mean(axes, keepdims=True) + eps)
+class RMSNorm(Module):
+    """Divides the trailing axes of each example by the root of their mean square.
+
+    y = x / sqrt(mean(x^2) + eps) * weight + bias
+
+    The mean is taken in float32 or wider; y has the dtype of a floating x, or ``compute_dtype``.
+
+    Args:
+        shape: Sizes of the trailing axes that are normalized together; an int is one axis.
+        eps: Added to the mean square, in units of x squared; positive.
+        use_weight, use_bias: Whether weight and bias are there; the paper has no bias.
+        dtype: Of the parameters.
+    Variables:
+        weight: Param, float[*shape]; ones at first; None without use_weight.
+        bias: Param, float[*shape]; zeros at first; None without use_bias.
+    Shapes:
+        x: float[..., *shape] -> float[..., *shape]
+    Raises:
+        ShapeError: the trailing axes of x are not shape.
+        DtypeError: x is not an array of real numbers.
+        ArgumentError: an empty shape, or eps not above 0.
+    Example:
+        >>> norm = nn.RMSNorm(2)
+        >>> [round(y, 3) for y in norm(jnp.asarray([3.0, 4.0])).tolist()]
+        [0.849, 1.131]
+    References:
+        Zhang and Sennrich 2019, arXiv:1910.07467, equation 4.
+    """
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        *,
+        eps: float = 1e-6,
+        use_weight: bool = True,
+        use_bias: bool = False,
+        dtype: DTypeLike = jnp.float32,
+    ):
+        name = name_of(self)
+        self.shape = _shape(name, shape)
+        self.eps = positive(name, "eps", eps, 1e-6)
+        self.compute_dtype = None
+        dtype = real_dtype(name, dtype)
+        self.weight = Param(jnp.ones(self.shape, dtype)) if use_weight else None
+        self.bias = Param(jnp.zeros(self.shape, dtype)) if use_bias else None
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        x = as_array(self, x)
+        real_only(self, x)
+        _check_trailing(self, x)
+        weight, bias = self.weight, self.bias
+        dtype = computing_dtype(self, x, weight, bias)
+        h = x.astype(at_least_float32(dtype))
+        square = jnp.square(h).mean(tuple(range(-len(self.shape), 0)), keepdims=True)
+        return affine(h * lax.rsqrt(square + self.eps), weight, bias).astype(dtype)
+
+
+def moments(x: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Gives the deviations from the mean along axes and the biased variance, in two passes."""
+    # Neither depends on a shift, so neither does their gradient. With one element taken off first, a constant input
+    # is zero exactly: the mean of n equal floats can be off by a rounding, which eps would not hide at 1e7.
+    counted = {axis % x.ndim for axis in axes}
+    first = x[tuple(slice(0, 1) if axis in counted else slice(None) for axis in range(x.ndim))]
+    deviation = x - lax.stop_gradient(first)
+    deviation = deviation - deviation.mean(axes, keepdims=True)
+    return deviation, jnp.square(deviation).mean(axes, keepdims=True)
+
+
+def affine(y: jax.Array, weight: jax.Array | None, bias: jax.Array | None) -> jax.Array:
+    """Multiplies by the weight and adds the bias, each in the dtype of y, where there is one."""
+    with jax.numpy_rank_promotion("allow"):  # as in Linear
+        y = y if weight is None else y * weight.astype(y.dtype)
+        return y if bias is None else y + bias.astype(y.dtype)
+
+
+def real_dtype(name: str, value: DTypeLike) -> jnp.dtype:
+    """Reads the dtype of parameters, which must be floating and real."""
+    dtype = inexact_dtype(name, "dtype", value)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise ArgumentError(
+            f"{name}: dtype is complex, and complex numbers have no variance here.",
+            got=f"dtype={dtype}",
+            expected="float16, bfloat16, float32 or float64",
+            fix="dtype=jnp.float32",
+        )
+    return dtype
+
+
+def positive(name: str, argument: str, value: float, example: float) -> float:
+    """Reads a number above 0, such as an eps."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ArgumentError(
+            f"{name}: {argument} is not a positive number.",
+            got=f"{argument}={describe(value)}",
+            expected="a float > 0",
+            fix=f"{argument}={example}",
+        )
+    return float(value)
+
+
+def _check_trailing(module: LayerNorm | RMSNorm, x: jax.Array) -> None:
+    if x.shape[-len(module.shape) :] != module.shape:
+        name = name_of(module)
+        raise ShapeError(
+            f"{name}: the trailing axes of x are not {module.shape}.",
+            got=describe(x),
+            expected=f"[..., {', '.join(map(str, module.shape))}]",
+            fix=f"give {name} the sizes of the axes to normalize, the last ones of x",
+        )
 
 
 def _shape(name: str, shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -103,11 +194,3 @@ def _shape(name: str, shape: int | Sequence[int]) -> tuple[int, ...]:
             fix=f"nn.{name}(x.shape[-1]) normalizes the last axis",
         )
     return tuple(integer(name, "shape", size) for size in sizes)
-
-
-def _eps(name: str, eps: float) -> float:
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < float("inf"):
-        raise ArgumentError(
-            f"{name}: eps is not a positive number.", got=f"eps={describe(eps)}", expected="a float > 0", fix="eps=1e-5"
-        )
-    return float(eps)
