@@ -81,6 +81,28 @@ def _lora() -> tether.Module:
     return nn.LoRA(nn.Linear(5, 3, key=_key()), 2, alpha=4, key=_key(), b_init=nn.init.normal())
 
 
+class _SimpleCellOfOne(nn.SimpleCell):
+    """A step from zeros; a carry is an input more."""
+
+    def __call__(self, x):
+        return super().__call__(self.init_carry(x.shape[:-1]), x)[1]
+
+
+class _GRUCellOfOne(nn.GRUCell):
+    def __call__(self, x):
+        return super().__call__(self.init_carry(x.shape[:-1]), x)[1]
+
+
+class _LSTMCellOfOne(nn.LSTMCell):
+    def __call__(self, x):
+        return super().__call__(self.init_carry(x.shape[:-1]), x)[1]
+
+
+def _both_ways() -> tether.Module:
+    k1, k2 = jax.random.split(_key())
+    return nn.Bidirectional(nn.RNN(nn.SimpleCell(5, 3, key=k1)), nn.RNN(nn.GRUCell(5, 2, key=k2), reverse=True))
+
+
 LAYERS = [
     Layer("Bilinear", lambda: _Squared(5, 5, 3, key=_key()), normal(5), wrong=((6,), (5, 4), ())),
     Layer("LoRA", _lora, normal(5), wrong=((6,), (5, 4), ()), blames="Linear"),
@@ -238,4 +260,36 @@ LAYERS = [
     Layer("DropPath", lambda: nn.DropPath(0.4), normal(5, 2), wrong=((),)),
     Layer("DropPath of one example", lambda: nn.DropPath(0.4, example_axes=()), normal(5, 2)),
     Layer("AlphaDropout", lambda: nn.AlphaDropout(0.4), normal(5)),
+    Layer("SimpleCell", lambda: _SimpleCellOfOne(5, 3, key=_key()), normal(5), wrong=((6,), (5, 4), ())),
+    Layer("GRUCell", lambda: _GRUCellOfOne(5, 3, key=_key()), normal(5), wrong=((6,), (5, 4), ())),
+    Layer("LSTMCell", lambda: _LSTMCellOfOne(5, 3, key=_key()), normal(5), wrong=((6,), (5, 4), ())),
+    Layer(
+        "RNN",
+        lambda: nn.RNN(nn.SimpleCell(5, 3, key=_key()), reverse=True),
+        normal(4, 5),
+        wrong=((6, 4, 6), (5, 6), (5,), ()),
+        blames="(RNN|SimpleCell)",
+    ),
+    Layer("Bidirectional", _both_ways, normal(4, 5), wrong=((6, 4, 6), (5,), ()), blames="(RNN|SimpleCell)"),
+    Layer(
+        "MultiHeadAttention",
+        lambda: nn.MultiHeadAttention(8, 2, dropout=0.1, key=_key()),
+        normal(5, 8),
+        wrong=((8,), (5, 6), (2, 8, 5), ()),
+    ),
+    Layer(
+        "MultiHeadAttention causal, groups, rotary",
+        lambda: nn.MultiHeadAttention(
+            8, 4, num_kv_heads=2, causal=True, rotary=nn.RotaryEmbedding(2), use_bias=False, key=_key()
+        ),
+        normal(5, 8),
+        wrong=((3, 4, 7),),
+    ),
+    Layer("RotaryEmbedding", lambda: nn.RotaryEmbedding(4), normal(5, 4), wrong=((4,), (5, 3), ())),
+    Layer(
+        "RotaryEmbedding interleaved",
+        lambda: nn.RotaryEmbedding(6, layout="interleaved", rotated=4),
+        normal(5, 6),
+        wrong=((6,), (5, 4)),
+    ),
 ]

@@ -10,7 +10,7 @@ import pytest
 
 import tether
 from tether import nn
-from tether.errors import ArgumentError, DtypeError
+from tether.errors import ArgumentError, DtypeError, ShapeError
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8, np.int8])
@@ -76,3 +76,34 @@ def test_ids_are_integers(ids, key: jax.Array):
 def test_sizes_are_counts(sizes):
     with pytest.raises(ArgumentError, match=r"Embedding: (num_embeddings|features) is not an integer"):
         nn.Embedding(*sizes)
+
+
+class TestAttend:
+    @pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4), (0, 4)], ids=str)
+    def test_values(self, shape: tuple[int, ...], key: jax.Array):
+        embedding = nn.Embedding(7, 4, key=key)
+        h = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        np.testing.assert_allclose(embedding.attend(h), h @ np.asarray(embedding.weight).T, rtol=1e-5, atol=1e-5)
+
+    def test_gradients_of_both_ends_add_up(self, key: jax.Array):
+        embedding, ids = nn.Embedding(5, 3, key=key), jnp.asarray([1, 1, 4])
+        c = jax.random.normal(key, (3, 5))
+        grads = tether.grad(lambda e: (c * e.attend(e(ids))).sum())(embedding)
+        table = np.asarray(embedding.weight)
+        right = np.asarray(c).T @ table[ids]
+        np.add.at(right, ids, np.asarray(c) @ table)
+        np.testing.assert_allclose(grads.weight, right, rtol=1e-5, atol=1e-5)
+
+    def test_dtypes(self, key: jax.Array):
+        embedding = nn.Embedding(7, 4, key=key)
+        assert embedding.attend(jnp.ones(4, jnp.bfloat16)).dtype == jnp.bfloat16
+        assert embedding.attend(jnp.ones(4, jnp.int32)).dtype == jnp.float32
+        assert tether.view(embedding, compute_dtype=jnp.float16).attend(jnp.ones(4)).dtype == jnp.float16
+
+    @pytest.mark.parametrize("shape", [(7,), (4, 1), ()], ids=str)
+    def test_last_axis_is_features(self, shape: tuple[int, ...], key: jax.Array):
+        with pytest.raises(ShapeError) as caught:
+            nn.Embedding(7, 4, key=key).attend(jnp.ones(shape))
+        assert caught.value.what == "Embedding: the last axis of what attends is not features, 4."
+        assert caught.value.expected == "[..., 4]"
+        assert caught.value.fixes == ["nn.Linear(h.shape[-1], 4) before it"]

@@ -42,8 +42,10 @@ from tether.nn._adaptive_pool import (
     GlobalAvgPool,
     GlobalMaxPool,
 )
+from tether.nn._attention import MultiHeadAttention
 from tether.nn._batchnorm import BatchNorm
 from tether.nn._bilinear import Bilinear
+from tether.nn._cells import GRUCell, LSTMCarry, LSTMCell, SimpleCell
 from tether.nn._containers import Flatten, Identity, Lambda, Residual, Sequential
 from tether.nn._conv import Conv1d, Conv2d, Conv3d
 from tether.nn._conv_transpose import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
@@ -65,11 +67,14 @@ from tether.nn._pool import (
     MinPool2d,
     MinPool3d,
 )
+from tether.nn._rnn import RNN, Bidirectional
+from tether.nn._rotary import RotaryEmbedding
 from tether.nn._spectral_norm import SpectralNorm
 from tether.nn._weight_norm import WeightNorm
 
 __all__ = [
     "MLP",
+    "RNN",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "AdaptiveAvgPool3d",
@@ -81,6 +86,7 @@ __all__ = [
     "AvgPool2d",
     "AvgPool3d",
     "BatchNorm",
+    "Bidirectional",
     "Bilinear",
     "Conv1d",
     "Conv2d",
@@ -92,11 +98,14 @@ __all__ = [
     "Dropout",
     "Embedding",
     "Flatten",
+    "GRUCell",
     "GlobalAvgPool",
     "GlobalMaxPool",
     "GroupNorm",
     "Identity",
     "InstanceNorm",
+    "LSTMCarry",
+    "LSTMCell",
     "Lambda",
     "LayerNorm",
     "Linear",
@@ -107,10 +116,13 @@ __all__ = [
     "MinPool1d",
     "MinPool2d",
     "MinPool3d",
+    "MultiHeadAttention",
     "PReLU",
     "RMSNorm",
     "Residual",
+    "RotaryEmbedding",
     "Sequential",
+    "SimpleCell",
     "SpectralNorm",
     "WeightNorm",
     "celu",

@@ -6,14 +6,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 
 from tether._core import Param
 from tether._modules import Module
-from tether.errors import ArgumentError, DtypeError, describe
+from tether.errors import ArgumentError, DtypeError, ShapeError, describe
 from tether.nn import init
-from tether.nn._inputs import as_array, inexact_dtype, initial, integer, name_of
+from tether.nn._inputs import as_array, cast, inexact_dtype, initial, integer, name_of
 from tether.random import keys
 
 
@@ -22,6 +23,8 @@ class Embedding(Module):
 
     An id outside [0, num_embeddings) is an error where its value is known (an eager call). Where it is traced, its row
     is NaN and carries no gradient; JAX's own indexing would clamp it, or count a negative one from the end.
+
+    ``embedding.attend(h)`` is the way back with the same table: a logit for each row.
 
     Args:
         num_embeddings: Number of rows, at least 1.
@@ -35,6 +38,7 @@ class Embedding(Module):
         ids: int[...] -> float[..., features]
     Raises:
         DtypeError: ids are not integers.
+        ShapeError: the last axis of what attends is not features.
         ArgumentError: an id out of range in an eager call, or a size below 1.
     Example:
         >>> embedding = nn.Embedding(10, 4, key=jax.random.key(0))
@@ -42,6 +46,7 @@ class Embedding(Module):
         (1, 3, 4)
     References:
         torch.nn.Embedding, PyTorch 2.13, for the first values.
+        Press and Wolf 2017, arXiv:1608.05859, for one table at both ends.
     """
 
     def __init__(
@@ -74,6 +79,29 @@ class Embedding(Module):
         self._check_range(ids if isinstance(ids, np.ndarray) else array)
         rows = self.weight.at[array].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
         return rows if self.compute_dtype is None else rows.astype(self.compute_dtype)
+
+    def attend(self, h: ArrayLike) -> jax.Array:
+        """Multiplies with each row of the table: the logits of a model whose output layer is tied to its embedding.
+
+        Args:
+            h: float[..., features].
+        Returns:
+            h weight^T, float[..., num_embeddings].
+        Example:
+            >>> embedding = nn.Embedding(10, 4, key=jax.random.key(0))
+            >>> int(embedding.attend(embedding(jnp.asarray(3))).argmax())
+            3
+        """
+        array = as_array(self, h)
+        if array.shape[-1:] != (self.features,):
+            raise ShapeError(
+                f"{name_of(self)}: the last axis of what attends is not features, {self.features}.",
+                got=describe(array),
+                expected=f"[..., {self.features}]",
+                fix=f"nn.Linear(h.shape[-1], {self.features}) before it",
+            )
+        array, weight = cast(self, array, self.weight)
+        return lax.dot_general(array, weight, (((array.ndim - 1,), (1,)), ((), ())))
 
     def _check_range(self, ids: jax.Array | np.ndarray) -> None:
         known = not isinstance(ids, Tracer) and getattr(ids, "is_fully_addressable", True)
