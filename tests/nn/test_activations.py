@@ -20,7 +20,9 @@ def test_functions_are_those_of_jax():
     assert nn.swish is jax.nn.swish
 
 
-@pytest.mark.parametrize(("count", "axis", "shape"), [(1, 1, (2, 3)), (3, 1, (2, 3, 4)), (3, -1, (3,)), (3, -2, (5, 3, 2))])
+@pytest.mark.parametrize(
+    ("count", "axis", "shape"), [(1, 1, (2, 3)), (3, 1, (2, 3, 4)), (3, -1, (3,)), (3, -2, (5, 3, 2))]
+)
 def test_values_and_gradients(count: int, axis: int, shape: tuple[int, ...]):
     layer = nn.PReLU(count, channel_axis=axis)
     layer.weight = slope = jnp.asarray([0.5, -1.0, 2.0][:count])

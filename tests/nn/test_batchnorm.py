@@ -369,6 +369,7 @@ def test_one_trace_under_jit_and_the_same_numbers():
         ({"axis_name": 0}, "axis_name is not a name or a tuple of names"),
         ({"axis_name": ()}, "axis_name is not a name or a tuple of names"),
         ({"channel_axis": 1.0}, "channel_axis is not an int or None"),
+        ({"channel_axis": True}, "channel_axis is not an int or None"),
         ({"dtype": jnp.int32}, "dtype is not a floating dtype"),
         ({"dtype": jnp.complex64}, "dtype is not a real floating dtype"),
     ],
@@ -385,6 +386,8 @@ def test_bad_size_and_bad_preset():
         nn.BatchNorm(0)
     with pytest.raises(ArgumentError, match="name is not one of 'torch', 'flax', 'haiku'"):
         nn.BatchNorm.preset("keras", 3)
+    with pytest.raises(ArgumentError, match="name is not one of 'torch', 'flax', 'haiku'"):
+        nn.BatchNorm.preset(["torch"], 3)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -418,13 +421,17 @@ def test_one_value_per_channel_in_training(shape: tuple[int, ...]):
     assert norm(jnp.ones(shape), training=False).shape == shape
 
 
-def test_bad_mask():
+@pytest.mark.parametrize("training", [True, False])
+def test_bad_mask(training: bool):
     norm = nn.BatchNorm(2)
-    with pytest.raises(DtypeError, match="the mask is not bool"):
-        norm(X, mask=np.ones((4, 1), np.float32))
-    for mask in (np.ones(4, bool), np.ones((2, 1), bool), np.ones((4, 1, 1), bool)):
-        with pytest.raises(ShapeError, match="the mask doesn't fit x"):
-            norm(X, mask=mask)
+    for mask in (np.ones((4, 1), np.float32), True, [True]):
+        with pytest.raises(DtypeError, match="the mask is not an array of bools"):
+            norm(X, mask=mask, training=training)
+    for mask in (np.ones(4, bool), np.ones((2, 1), bool), np.ones((4, 1, 1), bool), np.ones((1, 4, 2), bool)):
+        with pytest.raises(ShapeError, match="the mask doesn't fit x") as error:
+            norm(X, mask=mask, training=training)
+    assert error.value.got == "mask bool[1, 4, 2], x float32[4, 2]"
+    assert error.value.fixes[0] == "mask.reshape(-1, 1) for a mask of whole examples"
 
 
 def test_bad_input():

@@ -52,6 +52,15 @@ def test_traced_id_out_of_range_is_nan_without_gradient(key: jax.Array):
     np.testing.assert_array_equal(grads.weight, np.isin(np.arange(7), [0, 6])[:, None] * np.ones((7, 4)))
 
 
+@pytest.mark.parametrize("transformed", [tether.jit, jax.jit])
+def test_ids_that_a_trace_closes_over_are_known(transformed, key: jax.Array):
+    embedding, ids, wrong = nn.Embedding(7, 4, key=key), jnp.asarray([1, 6]), jnp.asarray([1, 7])
+    rows = np.asarray(embedding.weight)[[1, 6]]
+    np.testing.assert_array_equal(transformed(lambda: embedding(ids))(), rows)
+    with pytest.raises(ArgumentError, match="an id is outside the table"):
+        transformed(lambda: embedding(wrong))()
+
+
 def test_gradient_of_a_repeated_id_adds_up(key: jax.Array):
     embedding = nn.Embedding(3, 2, key=key)
     grads = tether.grad(lambda e: e(jnp.asarray([1, 1, 2])).sum())(embedding)

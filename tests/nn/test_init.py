@@ -67,3 +67,11 @@ def test_layers_take_them(key: jax.Array):
     linear = nn.Linear(3, 2, key=key, dtype=jnp.complex64)
     assert linear.weight.dtype == jnp.complex64
     assert float(jnp.abs(linear.weight.imag).max()) > 0
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_orthogonal_in_half_precision(key: jax.Array, dtype):
+    weight = nn.init.orthogonal(2.0)(key, (3, 5), dtype)
+    assert weight.dtype == dtype
+    wide = np.asarray(weight, np.float64)
+    np.testing.assert_allclose(wide @ wide.T, 4 * np.eye(3), atol=0.05)

@@ -172,7 +172,7 @@ def of_peer(case: Case, library: str) -> Arrays:
     return {name: value for name, value in kept.items() if not name.split(" ", 1)[1].startswith(missing or "\0")}
 
 
-def _run_torch(case, library, params, states, inputs, training, step):  # noqa: ANN001
+def _run_torch(case, library, params, states, inputs, training, step):
     import torch
 
     tensor = lambda x: torch.tensor(np.asarray(x))
@@ -190,7 +190,7 @@ def _run_torch(case, library, params, states, inputs, training, step):  # noqa: 
     return [y.detach().numpy() for y in ys], numpy[:count], dict(zip(cells, numpy[count:], strict=True)), after
 
 
-def _run_jax(case, library, params, states, inputs, training, step):  # noqa: ANN001
+def _run_jax(case, library, params, states, inputs, training, step):
     places = [i for i, x in enumerate(inputs) if is_floating(x)]
     constant = {path: jnp.asarray(value) for path, value in states.items()}
 

@@ -3,7 +3,8 @@
 
 usage: python -m tests.parity.make [family ...] [--check]
 
-It needs the ``parity`` extra. --check writes nothing: the exit code says whether Tether, the libraries and what is stored agree.
+It needs the ``parity`` extra. --check writes nothing: the exit code says whether Tether, the libraries and what is
+stored agree.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from tests.parity import harness
 PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
 HEAD = """# Layers beside other libraries
 
-Each layer of `tether.nn` is compared with the same layer of PyTorch, Flax NNX, Equinox and Haiku, where they have it: outputs,
-gradients of the inputs and of every parameter, and the state after each of several steps, over a grid of settings, in float64.
-The table has the number of settings and the largest difference, relative to the largest value in that array (or to 1), rounded
-up to a power of ten. `make parity` asks the libraries again; `make test` compares with what they gave when this page was made.
+Each layer of `tether.nn` is compared with the same layer of PyTorch, Flax NNX, Equinox and Haiku, where they have it:
+outputs, gradients of the inputs and of every parameter, and the state after each of several steps, over a grid of
+settings, in float64. The table has the number of settings and the largest difference, relative to the largest value in
+that array (or to 1), rounded up to a power of ten. `make parity` asks the libraries again; `make test` compares with
+what they gave when this page was made.
 
 """
 
@@ -79,13 +81,13 @@ def main() -> int:
     parser.add_argument("families", nargs="*", default=[], metavar="family")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    agree = all([ask(family, options.check) for family in options.families or harness.FAMILIES])
+    agreed = [ask(family, options.check) for family in options.families or harness.FAMILIES]
     if not options.check and not options.families:
         worst: dict[tuple[str, str], list[float]] = {}
         for family in harness.FAMILIES:
             worst |= differences(family)
         PAGE.write_text(HEAD + table(worst))
-    return 0 if agree else 1
+    return 0 if all(agreed) else 1
 
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ class MultiHeadAttention(Module):
                 f"{name_of(self)}: causal attention needs as many sources as targets.",
                 got=f"x {describe(x)}, key_value {describe(source)}",
                 expected=f"{x.shape[-2]} sources: which of them lie behind a target is not said otherwise",
-                fix=["causal=False, for cross attention", "mask=, which says which target sees which source"],
+                fix=["causal=False, for cross attention", "causal=False and mask=, which says which target sees what"],
             )
         return x, source, value
 

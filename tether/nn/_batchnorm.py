@@ -2,16 +2,16 @@
 """Batch normalization, in all its flavors.
 
 The class says which values make one batch, checks them, and keeps the running statistics. The arithmetic is functions
-of arrays: ``_moments`` is what a batch says of its channels, ``_move`` how the running statistics take that in,
-``_scale`` the rest. A statistic of the batch has the shape that broadcasts to x, such as [1, size, 1, 1].
+of arrays, in _batch_statistics.py but for the last step of it.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from numbers import Real
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jax.typing import ArrayLike, DTypeLike
 from tether._core import Param, State
 from tether._modules import Module
 from tether.errors import ArgumentError, DtypeError, ShapeError, describe
+from tether.nn._batch_statistics import Recipe, moments, moved
 from tether.nn._inputs import as_array, at_least_float32, computing_dtype, inexact_dtype, integer, name_of, real_only
 
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -55,6 +56,12 @@ class BatchNorm(Module):
         mode: "batch" or "ema": which statistics normalize in training.
         axis_name: Name or names of mapped axes that belong to the batch (``tether.vmap(norm, axis_name="batch")``);
             all lanes store the same statistics. Evaluation doesn't need the axes.
+        sync: Name or names of device axes along which the batch is split (``tether.shard_map``): the same as
+            axis_name, for shards that hold a batch each. Counts, sums and squared deviations are combined, so that
+            the statistics are those of the whole batch, however unequal its parts. Under ``tether.jit`` alone, an
+            array that lies on many devices is one batch without it. A view sets it for a whole model:
+            ``tether.view(model, nn.BatchNorm, sync="devices")``. Lanes inside shards, with axis_name too, need
+            ``check_vma=False``: else JAX knows no sum over a vmapped axis there.
         decay: Weight of the old statistic in each step, in [0, 1); unitless. PyTorch's momentum is 1 - decay.
         eps: Added to the variance, at least 0; in units of x squared.
         affine: Whether weight and bias are there.
@@ -75,7 +82,7 @@ class BatchNorm(Module):
     Raises:
         ShapeError: x has no such channel axis, or one value per channel in training; mask doesn't fit x.
         DtypeError: x is not an array of real numbers, or mask not of bools.
-        ArgumentError: an option out of its range; training outside the axes in axis_name.
+        ArgumentError: an option out of its range; training outside the axes in axis_name and sync.
     Example:
         >>> norm = nn.BatchNorm(2, decay=0.5)
         >>> y = norm(jnp.array([[1.0, 10.0], [3.0, 20.0], [5.0, 30.0], [7.0, 40.0]]))
@@ -84,6 +91,7 @@ class BatchNorm(Module):
     References:
         Ioffe and Szegedy 2015, arXiv:1502.03167, algorithms 1 and 2.
         Kingma and Ba 2015, arXiv:1412.6980, section 3, for debias.
+        Chan, Golub and LeVeque 1983, doi:10.1080/00031305.1983.10483115, for axis_name and sync.
     """
 
     def __init__(
@@ -91,7 +99,8 @@ class BatchNorm(Module):
         size: int,
         *,
         mode: Literal["batch", "ema"] = "batch",
-        axis_name: str | tuple[str, ...] | list[str] | None = None,
+        axis_name: str | Sequence[str] | None = None,
+        sync: str | Sequence[str] | None = None,
         decay: float = 0.9,
         eps: float = 1e-5,
         affine: bool = True,
@@ -103,8 +112,9 @@ class BatchNorm(Module):
         name = name_of(self)
         self.size = integer(name, "size", size)
         self.mode, self.variance, self.debias = mode, variance, debias
-        self.axis_name = tuple(axis_name) if isinstance(axis_name, list) else axis_name
-        self.decay, self.eps = decay, eps
+        self.axis_name, self.sync = (tuple(a) if isinstance(a, list) else a for a in (axis_name, sync))
+        # A NumPy number would be taken for an array of the module.
+        self.decay, self.eps = (float(a) if isinstance(a, Real) else a for a in (decay, eps))
         self.affine, self.compute_dtype = affine, None
         self.channel_axis = (1 if axis_name is None else 0) if channel_axis is None else channel_axis
         self._check_options()
@@ -117,8 +127,7 @@ class BatchNorm(Module):
         self.bias = Param(jnp.zeros(self.size, dtype)) if affine else None
         self.mean = State(jnp.zeros(self.size, stored))
         self.var = State(jnp.ones(self.size, stored))
-        if self._counts():
-            self.count = State(jnp.zeros(self.size, jnp.int32))
+        self.count = State(jnp.zeros(self.size, jnp.int32)) if self._counts() else None
 
     @classmethod
     def preset(cls, name: str, size: int, **options: Any) -> BatchNorm:
@@ -142,75 +151,101 @@ class BatchNorm(Module):
         References:
             PyTorch 2.13, Flax 0.12 (nnx), Haiku 0.0.17, Objax 1.8, Equinox 0.13.8.
         """
-        if name not in _PRESETS:
+        if name not in list(_PRESETS):
             raise _bad_option(cls.__name__, "name", name, "one of " + ", ".join(map(repr, _PRESETS)), "torch")
         return cls(size, **{**_PRESETS[name], **options})
 
     def __call__(self, x: ArrayLike, *, mask: ArrayLike | None = None) -> jax.Array:
         x = as_array(self, x)
         real_only(self, x)
-        lanes = self._lanes() if self.training else 1
-        channel = self._channel(x)
-        options = {"channel": channel, "dtype": computing_dtype(self, x), "recipe": self._recipe()}
-        if not self.training:
-            return _evaluate(x, self.weight, self.bias, self.mean, self.var, **options)
-        n = self._values(x, channel, lanes)
+        self._check_options()  # again: a view may have set them
+        weight, bias, mean, var, count = self.weight, self.bias, self.mean, self.var, self.count
+        names = _names(self.axis_name) + _names(self.sync)
+        lanes = self._lanes(names) if self.training else 1
+        channel = self._channel(x, mean.shape[0])
         valid = None if mask is None else self._valid(mask, x)
-        running = (self.mean, self.var, self.count if self._counts() else None)
-        y, (self.mean, self.var, count) = _train(x, self.weight, self.bias, running, valid, n=n, **options)
-        if self._counts():
+        options = {
+            "channel": channel,
+            "dtype": computing_dtype(self, x, mean if weight is None else weight),
+            "recipe": Recipe(self.mode, names, float(self.decay), float(self.eps), self.variance, self.debias),
+        }
+        if not self.training:
+            return _evaluate(x, weight, bias, mean, var, **options)
+        self._check_counted(count)
+        self._check_values(x, channel, lanes)
+        y, (self.mean, self.var, count) = _train(x, weight, bias, (mean, var, count), valid, **options)
+        if count is not None:
             self.count = count
         return y
-
-    def _recipe(self) -> _Recipe:
-        return _Recipe(self.mode, self.axis_name, self.decay, self.eps, self.variance, self.debias)
 
     def _counts(self) -> bool:
         """Tells whether the weight of a batch depends on the number of those before it."""
         return self.mode == "ema" or bool(self.debias)
 
     def _check_options(self) -> None:
-        names = self.axis_name if isinstance(self.axis_name, tuple) else (self.axis_name,)
-        named = self.axis_name is None or (len(names) > 0 and all(isinstance(axis, str) for axis in names))
         decay = isinstance(self.decay, Real) and 0 <= self.decay < 1
         eps = isinstance(self.eps, Real) and 0 <= self.eps < math.inf
+        axis = isinstance(self.channel_axis, int) and not isinstance(self.channel_axis, bool)
         for argument, holds, expected, example in (
             ("mode", self.mode in ("batch", "ema"), '"batch" or "ema"', "batch"),
-            ("axis_name", named, "a name or a tuple of names", "batch"),
+            ("axis_name", _are_names(self.axis_name), "a name or a tuple of names", "batch"),
+            ("sync", _are_names(self.sync), "a name or a tuple of names", "devices"),
             ("decay", decay, "a number in [0, 1)", 0.9),
             ("eps", eps, "a finite number of at least 0", 1e-5),
             ("variance", self.variance in ("biased", "unbiased"), '"biased" or "unbiased"', "biased"),
             ("debias", self.debias in (False, True, "equinox"), "False or True", False),
-            ("channel_axis", isinstance(self.channel_axis, int), "an int or None", 1),
+            ("channel_axis", axis, "an int or None", 1),
         ):
             if not holds:
                 raise _bad_option(name_of(self), argument, getattr(self, argument), expected, example)
-
-    def _lanes(self) -> int:
-        """Counts the lanes that share the batch; an error outside of the named axes."""
-        if self.axis_name is None:
-            return 1
-        try:
-            return lax.axis_size(self.axis_name)
-        except NameError:
-            names = [self.axis_name] if isinstance(self.axis_name, str) else self.axis_name
-            mapped = functools.reduce(lambda f, axis: f"tether.vmap({f}, axis_name={axis!r})", reversed(names), "model")
+        names = _names(self.axis_name) + _names(self.sync)
+        if len(set(names)) < len(names):
             raise ArgumentError(
-                f"{name_of(self)}: training outside of the mapped axis {self.axis_name!r}.",
-                got=f"axis_name={self.axis_name!r}, and not every such axis around this call",
-                expected=f"a vmap or shard_map with axis_name={self.axis_name!r}",
-                fix=[
-                    f"{mapped}(x)",
-                    "model(x, training=False), which needs no axis",
-                    f"BatchNorm({self.size}) without axis_name, for batched input",
-                ],
-            ) from None
+                f"{name_of(self)}: an axis is named twice.",
+                got=f"axis_name={self.axis_name!r}, sync={self.sync!r}",
+                expected="each mapped axis once, in axis_name or in sync",
+                fix="axis_name for lanes of one example, sync for shards that hold a batch each",
+            )
 
-    def _channel(self, x: jax.Array) -> int:
+    def _check_counted(self, count: jax.Array | None) -> None:
+        """Refuses a view in whose mode batches are counted, of a layer that has no count."""
+        if count is None and self._counts():
+            options = f"mode={self.mode!r}, debias={self.debias!r}"
+            raise ArgumentError(
+                f"{name_of(self)}: this view needs a count of batches, which the layer doesn't keep.",
+                got=f"a view with {options}",
+                expected="the mode and debias that the layer was made with",
+                fix=f"{name_of(self)}({self.size}, {options})",
+            )
+
+    def _lanes(self, names: tuple[str, ...]) -> int:
+        """Counts the lanes and shards that share the batch; an error outside of a named axis."""
+        missing = [axis for axis in names if not _is_bound(axis)]
+        if not missing:
+            return lax.axis_size(names)
+        model = "model"
+        for axis in reversed(_names(self.axis_name)):
+            model = f"tether.vmap({model}, axis_name={axis!r})"
+        if self.sync is not None:
+            spec = f"PartitionSpec({self.sync!r})"
+            model = f"tether.shard_map({model}, mesh=mesh, in_specs={spec}, out_specs={spec})"
+        given = [f"{a}={v!r}" for a, v in (("axis_name", self.axis_name), ("sync", self.sync)) if v is not None]
+        raise ArgumentError(
+            f"{name_of(self)}: training outside of the mapped axis {missing[0]!r}.",
+            got=f"{', '.join(given)}, and no axis {' or '.join(map(repr, missing))} around this call",
+            expected="a vmap or shard_map around it that names the axis",
+            fix=[
+                f"{model}(x)",
+                "model(x, training=False), which needs no axis",
+                f"{name_of(self)}({self.size}) without {given[0].split('=')[0]}, for input that holds the whole batch",
+            ],
+        )
+
+    def _channel(self, x: jax.Array, size: int) -> int:
         """Finds the channel axis of x, counted from the front."""
         axis = self.channel_axis + (x.ndim if self.channel_axis < 0 else 0)
         there = 0 <= axis < x.ndim
-        if there and x.shape[axis] == self.size:
+        if there and x.shape[axis] == size:
             return axis
         if self.axis_name is None:
             other = "under tether.vmap, which takes the batch away: BatchNorm(size, axis_name=...)"
@@ -219,50 +254,45 @@ class BatchNorm(Module):
         count = f"BatchNorm({x.shape[axis]}), if those are the channels" if there else "x[None] for a single example"
         missing = f"has {x.shape[axis]} channels" if there else "does not exist, for want of a batch axis"
         raise ShapeError(
-            f"{name_of(self)}: axis {self.channel_axis} of x {missing}; it should have {self.size}.",
+            f"{name_of(self)}: axis {self.channel_axis} of x {missing}; it should have {size}.",
             got=describe(x),
-            expected=_layout(self.channel_axis, self.size),
+            expected=_layout(self.channel_axis, size),
             fix=[count, other, "channel_axis=-1 for channels last"],
         )
 
-    def _values(self, x: jax.Array, channel: int, lanes: int) -> int:
-        """Counts the values of each channel in the whole batch."""
+    def _check_values(self, x: jax.Array, channel: int, lanes: int) -> None:
+        """Refuses a batch that has one value of each channel, or none."""
         n = math.prod(x.shape[:channel] + x.shape[channel + 1 :]) * lanes
         if n < 2:
             raise ShapeError(
                 f"{name_of(self)}: training needs two or more values of each channel, and this batch has {n}.",
                 got=f"{describe(x)}, with the channels on axis {channel}",
-                expected="two or more, over batch, space and the axes in axis_name",
+                expected="two or more, over batch, space and the axes in axis_name and sync",
                 fix=["a larger batch; drop the last one of an epoch if it is of one", "model(x, training=False)"],
             )
-        return n
 
     def _valid(self, mask: ArrayLike, x: jax.Array) -> jax.Array:
         """Brings the mask to the shape of x."""
-        mask = as_array(self, mask)
-        if mask.dtype != jnp.bool_:
-            name = name_of(self)
-            raise DtypeError(f"{name}: the mask is not bool.", got=describe(mask), expected="bool", fix="mask > 0")
+        if getattr(mask, "dtype", None) != jnp.bool_:
+            raise DtypeError(
+                f"{name_of(self)}: the mask is not an array of bools.",
+                got=describe(mask),
+                expected="a JAX or NumPy array of bool",
+                fix=["mask > 0", "jnp.asarray(mask) for a list or a Python bool"],
+            )
+        mask = jnp.asarray(mask)
         fits = mask.ndim == x.ndim and all(m in (1, size) for m, size in zip(mask.shape, x.shape, strict=True))
         if mask.ndim and not fits:
             raise ShapeError(
                 f"{name_of(self)}: the mask doesn't fit x.",
                 got=f"mask {describe(mask)}, x {describe(x)}",
                 expected="a mask of x's rank, with each axis 1 or as in x",
-                fix=f"mask.reshape(-1{', 1' * (x.ndim - 1)}) for a mask of whole examples",
+                fix=[
+                    f"mask.reshape(-1{', 1' * (x.ndim - 1)}) for a mask of whole examples",
+                    "bool[] for all of x, as where a lane holds one example",
+                ],
             )
         return jnp.broadcast_to(mask, x.shape)
-
-
-class _Recipe(NamedTuple):
-    """The options of a layer that decide its arithmetic."""
-
-    mode: str
-    names: str | tuple[str, ...] | None
-    decay: float
-    eps: float
-    variance: str
-    debias: bool | str
 
 
 # _evaluate and _train are functions of arrays alone, and jitted as jnp's own functions are: eager code dispatches once
@@ -275,90 +305,25 @@ def _evaluate(x, weight, bias, mean, var, *, channel, dtype, recipe):
     return _scale(h - mean, var, weight, bias, recipe, channel).astype(dtype)
 
 
-@functools.partial(jax.jit, static_argnames=("n", "channel", "dtype", "recipe"), inline=True)
-def _train(x, weight, bias, running, valid, *, n, channel, dtype, recipe):
+@functools.partial(jax.jit, static_argnames=("channel", "dtype", "recipe"), inline=True)
+def _train(x, weight, bias, running, valid, *, channel, dtype, recipe):
     """Normalizes by the batch's statistics, or by the running ones that it moves; gives y and the running ones."""
     h = x.astype(at_least_float32(dtype))
     if valid is not None:
-        h = jnp.where(valid | jnp.isfinite(h), h, 0)  # else NaN in the padding reaches the gradient as 0 * NaN
-    deviation, mean, var, n = _moments(h, channel, recipe.names, n, valid)
+        # Else NaN in the padding, or what overflows on the way, reaches the gradient as 0 * NaN.
+        h = jnp.where(valid | (jnp.abs(h) < math.sqrt(jnp.finfo(h.dtype).max)), h, 0)
+    deviation, mean, var, n = moments(h, channel, recipe.names, valid)
     if recipe.mode == "batch":
-        moved = _move(running, lax.stop_gradient(mean), lax.stop_gradient(var), n, recipe)
+        new = moved(running, lax.stop_gradient(mean), lax.stop_gradient(var), n, recipe)
     else:
-        moved = _move(running, mean, var, n, recipe)
-        var = _broad(moved[1], h, channel)
-        deviation = h - _broad(moved[0], h, channel)
+        new = moved(running, mean, var, n, recipe)
+        var = _broad(new[1], h, channel)
+        deviation = h - _broad(new[0], h, channel)
     if valid is not None:  # without any valid value, the running statistics stand in
         mean, old_var = (_broad(s, h, channel) for s in running[:2])
         deviation, var = jnp.where(n > 0, deviation, h - mean), jnp.where(n > 0, var, old_var)
     y = _scale(deviation, var, weight, bias, recipe, channel)
-    return y.astype(dtype), lax.stop_gradient(moved)
-
-
-def _moments(h, channel, names, n, valid):
-    """Gives each channel's deviations from its mean, mean, biased variance, and number of (valid) values.
-
-    In two passes, around a value of the channel itself: a mean of equal floats may miss them by some units in the
-    last place, and eps hides no such thing in a channel of 1e7. Around one of them it is exact.
-    """
-    axes = tuple(axis for axis in range(h.ndim) if axis != channel)
-    together = (lambda total: total) if names is None else (lambda total: lax.psum(total, names))
-    fixed = lax.stop_gradient(h)
-    if valid is None:
-        origin = lax.slice(fixed, [0] * h.ndim, [size if axis == channel else 1 for axis, size in enumerate(h.shape)])
-    else:
-        n = together(valid.sum(axes, dtype=h.dtype, keepdims=True))
-        origin = jnp.where(valid, fixed, -jnp.inf).max(axes, keepdims=True)
-    if names is not None:
-        origin = lax.pmax(origin, names)
-    if valid is not None:
-        origin = jnp.where(n > 0, origin, 0)
-
-    def average(values):
-        if valid is None:
-            return together(values.sum(axes, keepdims=True)) / n
-        return together(jnp.where(valid, values, 0).sum(axes, keepdims=True)) / jnp.maximum(n, 1)
-
-    deviation = h - origin
-    center = average(deviation)
-    deviation = deviation - center
-    return deviation, origin + center, average(jnp.square(deviation)), n
-
-
-def _move(running, mean, var, n, recipe):
-    """Moves the running statistics (mean, var, count), each [size], by those of a batch of n values."""
-    old_mean, old_var, count = running
-    masked = isinstance(n, jax.Array)
-    if recipe.variance == "unbiased":
-        var = var * (n / jnp.maximum(n - 1, 1) if masked else n / (n - 1))
-    mean, var = (s.reshape(old_mean.shape).astype(old_mean.dtype) for s in (mean, var))
-    taken = jnp.isfinite(mean) & jnp.isfinite(var)
-    if masked:
-        taken &= n.reshape(taken.shape) > 1
-    old, new = recipe.decay, 1 - recipe.decay
-    if count is not None:
-        old, new = _weights(count + 1, recipe, mean.dtype)
-        count = jnp.where(taken, count + 1, count)
-    mean = jnp.where(taken, old * old_mean + new * mean, old_mean)
-    var = jnp.where(taken, old * old_var + new * var, old_var)
-    return mean, var, count
-
-
-def _weights(seen, recipe, dtype):
-    """Weights of the old and of the new statistic at batch number ``seen``, where the first batch initializes.
-
-    With debias, s_n = S_n / (1 - d^n) where S_n = d S_(n-1) + (1 - d) v and S_0 = 0. Written for s itself, that is
-    s_n = (1 - r) s_(n-1) + r v with r = (1 - d) / (1 - d^n), which is 1 at the first batch.
-    """
-    first, decay = seen == 1, recipe.decay
-    if not recipe.debias:
-        old = jnp.where(first, 0, jnp.asarray(decay, dtype))
-        return old, 1 - old
-    log_decay = math.log(max(decay, 1e-300))  # expm1, since 1 - d^n in float32 keeps four digits of d = 0.999
-    new = jnp.where(first, 1, (decay - 1) / jnp.expm1(seen.astype(dtype) * log_decay))
-    # In Equinox var's S_0 is 1, and its s_1 so d / (1 - d) + v.
-    old = jnp.where(first, decay / (1 - decay), 1 - new) if recipe.debias == "equinox" else 1 - new
-    return old, new
+    return y.astype(dtype), lax.stop_gradient(new)
 
 
 def _scale(deviation, var, weight, bias, recipe, channel):
@@ -369,6 +334,22 @@ def _scale(deviation, var, weight, bias, recipe, channel):
 def _broad(statistic: jax.Array, h: jax.Array, channel: int) -> jax.Array:
     """Brings a [size] vector to the dtype of h and to the shape that broadcasts to it."""
     return statistic.astype(h.dtype).reshape([-1 if axis == channel else 1 for axis in range(h.ndim)])
+
+
+def _names(axes: str | Sequence[str] | None) -> tuple[str, ...]:
+    return (axes,) if isinstance(axes, str) else tuple(axes or ())
+
+
+def _are_names(axes: Any) -> bool:
+    return axes is None or (isinstance(axes, str | tuple) and bool(axes) and all(isinstance(a, str) for a in axes))
+
+
+def _is_bound(axis: str) -> bool:
+    try:
+        lax.axis_size(axis)
+    except NameError:
+        return False
+    return True
 
 
 def _layout(channel_axis: int, size: int) -> str:

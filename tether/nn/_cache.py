@@ -152,7 +152,7 @@ class KVCache(Module):
     def _check_room(self, count: int) -> None:
         lengths = self.lengths
         known = not isinstance(lengths, Tracer) and lengths.is_fully_addressable
-        used = int(lengths.max()) if known else 0
+        used = int(np.asarray(lengths).max()) if known else 0
         if used + count > self.length:
             raise ShapeError(
                 f"{name_of(self)}: there is no room for the tokens.",

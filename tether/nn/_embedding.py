@@ -107,7 +107,8 @@ class Embedding(Module):
         known = not isinstance(ids, Tracer) and getattr(ids, "is_fully_addressable", True)
         if not known or ids.size == 0:
             return
-        least, most = int(np.min(ids)), int(np.max(ids))
+        known_ids = np.asarray(ids)  # first: inside a trace jnp's min of ids that it closes over is traced
+        least, most = int(known_ids.min()), int(known_ids.max())
         if least < 0 or most >= self.num_embeddings:
             raise ArgumentError(
                 f"{name_of(self)}: an id is outside the table.",
