@@ -3,7 +3,8 @@
 #
 #   make demo    train a convolutional network on handwritten digits      make check   lint, format, types, import layers
 #   make test    the whole test suite; ARGS="tests/nn -k norm" narrows    make bench   training steps against plain JAX
-#   make fuzz    the random proofs of tests/laws, forty times as long      make parity  layers against other libraries, asked anew
+#   make fuzz    the random proofs of tests/laws, forty times as long
+#   make parity  layers and models against other libraries, asked anew      make peers   training steps beside Flax NNX and Equinox
 #
 # PYTHON=python3.13 VENV=.venv-newest picks another interpreter: 3.11 gets the oldest supported JAX, 3.12 and later the newest.
 
@@ -13,7 +14,7 @@ WORKERS ?= auto
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: demo test fuzz parity check fix bench examples setup clean
+.PHONY: demo test fuzz parity parity-packages peers check fix bench examples setup clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/python examples/digits/train.py $(ARGS)
@@ -27,10 +28,16 @@ fuzz: $(VENV)/.ready
 		tests/laws/test_trees.py tests/laws/test_interrupts.py)
 
 # The other libraries come on top of the oldest lane, so Python 3.11.
-parity: requirements/oldest.txt requirements/parity.txt
+parity-packages: requirements/oldest.txt requirements/parity.txt
 	$(MAKE) --silent VENV=.venv-parity .venv-parity/.ready
 	.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/parity.txt
+
+parity: parity-packages
 	.venv-parity/bin/python -m tests.parity.make $(or $(ARGS),--check)
+	$(if $(ARGS),,.venv-parity/bin/python -m pytest -q tests/interop tests/zoo)
+
+peers: parity-packages
+	.venv-parity/bin/python -m benchmarks.peers $(ARGS)
 
 check:
 	@VENV=$(VENV) PYTHON=$(PYTHON) tools/check

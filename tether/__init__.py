@@ -2,9 +2,11 @@
 """Stateful neural networks for JAX: plain objects that are pytrees, under every transformation."""
 
 from tether import errors as errors
+from tether import interop as interop
 from tether import nn as nn
 from tether import optim as optim
 from tether import random as random
+from tether import zoo as zoo
 from tether._core import Constant as Constant
 from tether._core import Param as Param
 from tether._core import Rng as Rng

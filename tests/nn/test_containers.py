@@ -171,6 +171,11 @@ class TestNamedSequential:
         assert head["hidden"] is model[0] and len(head) == 1
         np.testing.assert_allclose(tether.jit(model)(x), model(x), rtol=1e-6)
 
+    def test_the_order_is_that_of_the_dict(self):
+        model = nn.Sequential({"b": nn.Lambda(lambda x: x + 1), "a": nn.Lambda(lambda x: x * 10)})
+        assert float(model(jnp.ones(()))) == float(tether.clone(model)(jnp.ones(()))) == 20
+        assert model[1] is model["a"] and float(model[:1](jnp.ones(()))) == 2
+
     def test_errors(self, key: jax.Array):
         with pytest.raises(ArgumentError, match=r"(?s)layer relu is not a Module.*nn.Lambda\(relu\)"):
             nn.Sequential({"relu": jax.nn.relu})

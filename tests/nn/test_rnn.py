@@ -343,3 +343,9 @@ def test_what_cells_give_can_be_captured(key: jax.Array):
     carry, out = inside["cell"]
     close(jnp.moveaxis(out, 0, 1), y, 0)
     assert carry.c.shape == (5, 2, 4)
+
+
+def test_lengths_that_a_jitted_function_closes_over(key: jax.Array):
+    rnn, x, lengths = RNN(SimpleCell(2, 3, key=key)), jnp.ones((2, 4, 2)), jnp.asarray([4, 2])
+    y = tether.jit(lambda rnn: rnn(x, lengths=lengths))(rnn)
+    np.testing.assert_array_equal(y[1, 2:], np.zeros((2, 3)))

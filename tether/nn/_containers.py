@@ -41,6 +41,7 @@ class Sequential(Module):
 
     def __init__(self, layers: Iterable[Module] | Mapping[str, Module]):
         self.layers = _checked(name_of(self), layers)
+        self.names = tuple(layers) if isinstance(layers, Mapping) else None  # a module's dict is sorted by its keys
 
     def __call__(self, x: Any) -> Any:
         for layer in self:
@@ -48,19 +49,17 @@ class Sequential(Module):
         return x
 
     def __getitem__(self, index: int | slice | str) -> Any:
-        if isinstance(index, str):
-            return self.layers[index] if isinstance(self.layers, Mapping) else tuple(self)[index]
-        if not isinstance(index, slice):
-            return tuple(self)[index]
-        if isinstance(self.layers, Mapping):
-            return Sequential(dict(list(self.layers.items())[index]))
-        return Sequential(self.layers[index])
+        if self.names is None:
+            return Sequential(self.layers[index]) if isinstance(index, slice) else self.layers[index]
+        if isinstance(index, slice):
+            return Sequential({name: self.layers[name] for name in self.names[index]})
+        return self.layers[index if isinstance(index, str) else self.names[index]]
 
     def __len__(self) -> int:
         return len(self.layers)
 
     def __iter__(self) -> Iterator[Module]:
-        return iter(self.layers.values() if isinstance(self.layers, Mapping) else self.layers)
+        return iter(self.layers if self.names is None else [self.layers[name] for name in self.names])
 
 
 def _checked(name: str, layers: Iterable[Module] | Mapping[str, Module]) -> Any:

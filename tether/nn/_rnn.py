@@ -140,7 +140,8 @@ class RNN(Module):
                 fix=f"jnp.full({batch}, {time}) for rows that are all of full length",
             )
         if not isinstance(lengths, Tracer) and lengths.size and getattr(lengths, "is_fully_addressable", True):
-            least, most = int(np.min(lengths)), int(np.max(lengths))
+            known = np.asarray(lengths)  # np.min of a jax.Array would be a step of a trace around
+            least, most = int(known.min()), int(known.max())
             if least < 0 or most > time:
                 raise ArgumentError(
                     f"{name}: a length is outside the time axis of x.",
