@@ -86,18 +86,18 @@ class PReLU(Module):
         self.weight = Param(jnp.full(self.num_parameters, init, inexact_dtype(name, "dtype", dtype)))
 
     def __call__(self, x: ArrayLike) -> jax.Array:
-        x = as_array(self, x)
-        real_only(self, x)
-        x, slope = cast(self, x, self.weight)
+        h = as_array(self, x)
+        real_only(self, h)
+        h, slope = cast(self, h, self.weight)
         if self.num_parameters > 1:
-            axis = self.channel_axis + x.ndim if self.channel_axis < 0 else self.channel_axis
-            if not 0 <= axis < x.ndim or x.shape[axis] != self.num_parameters:
+            axis = self.channel_axis + h.ndim if self.channel_axis < 0 else self.channel_axis
+            if not 0 <= axis < h.ndim or h.shape[axis] != self.num_parameters:
                 raise ShapeError(
                     f"{name_of(self)}: axis {self.channel_axis} of x is not num_parameters, {self.num_parameters}.",
-                    got=describe(x),
+                    got=describe(h),
                     expected=f"{self.num_parameters} channels at axis {self.channel_axis}",
                     fix="channel_axis=-3 for images with any number of batch axes, or num_parameters=1",
                 )
-            slope = slope.reshape(-1, *[1] * (x.ndim - axis - 1))
-        slope = jnp.broadcast_to(slope if self.num_parameters > 1 else slope[0], x.shape)
-        return jnp.where(x >= 0, x, slope * x)
+            slope = slope.reshape(-1, *[1] * (h.ndim - axis - 1))
+        slope = jnp.broadcast_to(slope if self.num_parameters > 1 else slope[0], h.shape)
+        return jnp.where(h >= 0, h, slope * h)

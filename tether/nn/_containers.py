@@ -58,7 +58,7 @@ class Sequential(Module):
     def __len__(self) -> int:
         return len(self.layers)
 
-    def __iter__(self) -> Iterator[Module]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.layers if self.names is None else [self.layers[name] for name in self.names])
 
 

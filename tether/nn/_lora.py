@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
@@ -74,7 +76,7 @@ class LoRA(Module):
             )
         self.alpha = float(self.rank if alpha is None else alpha)
         self.compute_dtype = None
-        self.layer = freeze(layer)
+        self.layer: Any = freeze(layer)
         dtype = layer.weight.dtype if dtype is None else inexact_dtype(name, "dtype", dtype)
         a_key, b_key = keys(key, 2)
         shapes = (self.rank, layer.in_features), (layer.out_features, self.rank)
@@ -99,4 +101,5 @@ class LoRA(Module):
         )
         new.weight = old.weight + (scale * self.b @ self.a).astype(old.weight.dtype)
         new.bias = old.bias
-        return view(new, compute_dtype=old.compute_dtype) if old.compute_dtype is not None else new
+        changed: Any = view(new, compute_dtype=old.compute_dtype)
+        return new if old.compute_dtype is None else changed
