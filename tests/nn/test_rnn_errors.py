@@ -152,7 +152,11 @@ def test_a_carry_without_batch_axes_has_no_lengths():
     assert lines(caught)[0] == "RNN: with lengths, the carry of the cell doesn't begin with the batch axes of x."
 
 
-@pytest.mark.parametrize("cell", [GRUCell, None, nn.Linear(3, 4), lambda c, x: (c, x), "lstm"], ids=str)
+@pytest.mark.parametrize(
+    "cell",
+    [GRUCell, None, nn.Linear(3, 4), lambda c, x: (c, x), "lstm"],
+    ids=["class", "None", "layer", "function", "text"],
+)
 def test_what_is_no_cell(cell: Any):
     with pytest.raises(ArgumentError) as caught:
         RNN(cell)
