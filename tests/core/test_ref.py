@@ -144,10 +144,21 @@ def test_takes_no_value_with_a_tangent(net: Net):
     assert float(tether.grad(f)(2.0)) == 1 and net.s.tolist() == [2, 2]
 
 
-def test_a_cell_without_an_array_is_refused():
-    holder = jax.tree.map(lambda _: None, Net())
+def test_a_cell_with_no_array_yet_is_refused():
+    holder = tether.eval_shape(Net)
     with pytest.raises(PlainTransformError, match="holds no array"):
         jax.jit(lambda: holder.w or 0.0)()
+
+
+def test_a_cell_of_none_is_read_and_not_written_then():
+    """As the other half of a partition has them; a trace that read None must not be found when it is no longer so."""
+    net = Net()
+    arrays, rest = tether.partition(net, tether.is_array)
+    f = jax.jit(lambda arrays: tether.combine(arrays, rest).w * 2)
+    assert f(arrays).tolist() == (2 * net.w).tolist()
+    with pytest.raises(PlainTransformError, match="is written after"):
+        rest.w = net.w
+    assert rest.w is None and moved(net) == moved(rest) == [False, False]
 
 
 def test_a_refused_access_moves_nothing():

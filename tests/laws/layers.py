@@ -70,7 +70,7 @@ def _mixed() -> tether.Module:
     )
 
 
-class _Squared(nn.Bilinear):
+class _BilinearOfOne(nn.Bilinear):
     """A layer of two inputs, of one."""
 
     def __call__(self, x):
@@ -104,7 +104,7 @@ def _both_ways() -> tether.Module:
 
 
 LAYERS = [
-    Layer("Bilinear", lambda: _Squared(5, 5, 3, key=_key()), normal(5), wrong=((6,), (5, 4), ())),
+    Layer("Bilinear", lambda: _BilinearOfOne(5, 5, 3, key=_key()), normal(5), wrong=((6,), (5, 4), ())),
     Layer("LoRA", _lora, normal(5), wrong=((6,), (5, 4), ()), blames="Linear"),
     Layer("Residual", lambda: nn.Residual(nn.Linear(5, 5, key=_key())), normal(5), wrong=((6,), ()), blames="Linear"),
     Layer("PReLU", nn.PReLU, normal(5)),

@@ -191,7 +191,7 @@ def _read_outside(variable: Variable, now: Any, around: Sequence[Frame]) -> Any:
     _check_not_stopped(variable, traces)
     if variable.handed is not None:
         variable.handed.read(variable)
-    if staged and not around and home is _trace.EVALUATING:
+    if staged and not around and home is _trace.EVALUATING and variable._value is not None:
         _to_ref(variable, traces, "read")
         return loaded(variable, _ref.get(variable, staged[0]))
     if staged and around:
@@ -256,11 +256,7 @@ def write(variable: Variable, value: Any) -> None:
             raise _unseen(variable, traces, "write", "the written value would stay in its trace")
         value = _lowered(variable, value, traces)
     if frame is None:
-        if variable.captured:  # JAX may find the trace that closed over it, with the old value
-            raise PlainTransformError.captured(variable.describe())
-        if variable.handed is not None:
-            variable.handed.wrote(variable)
-        keep(variable, value)
+        _write_itself(variable, value)
         return
     if variable not in frame.values and not variable.leaves_only:
         _missed(frame, variable)
@@ -280,7 +276,15 @@ def _write_outside(variable: Variable, value: Any, traces: list[Any]) -> None:
             raise PlainTransformError.tangent(name, variable.describe(), _ref.where(variable))
         _ref.put(variable, stored(value), staged[0] if staged else _trace.EVALUATING)
     else:
-        keep(variable, value)
+        _write_itself(variable, value)
+
+
+def _write_itself(variable: Variable, value: Any) -> None:
+    if variable.captured:  # JAX may find the trace that closed over it, with the old value
+        raise PlainTransformError.captured(variable.describe())
+    if variable.handed is not None:
+        variable.handed.wrote(variable)
+    keep(variable, value)
 
 
 def is_deleted(value: Any) -> bool:

@@ -115,7 +115,7 @@ class GPT2Cache(Module):
     def set_lengths(self, lengths: ArrayLike) -> None:
         """Lets each row have seen so many tokens, no more than it has: what followed, such as padding, is forgotten."""
         for layer in self.layers:
-            layer.lengths = jnp.asarray(lengths)
+            layer.lengths = jnp.array(lengths)  # a copy each: a buffer can be donated but once
 
     def reset(self, rows: ArrayLike | None = None) -> None:
         """Forgets all tokens, of all rows or of those where ``rows``, bool[*batch], is True."""
