@@ -19,10 +19,21 @@ from jax.typing import ArrayLike, DTypeLike
 
 from tether._core import Param
 from tether._modules import Module
-from tether.errors import ArgumentError, DtypeError, ShapeError, StructureError, describe
+from tether.errors import DtypeError, ShapeError, StructureError, describe
 from tether.nn import init
-from tether.nn._inputs import as_array, at_least_float32, computing_dtype, inexact_dtype, initial, integer, name_of
+from tether.nn._inputs import (
+    as_array,
+    at_least_float32,
+    computing_dtype,
+    function_of_array,
+    initial,
+    integer,
+    name_of,
+    real_dtype,
+)
 from tether.random import keys
+
+_REAL = "its gates are functions of real numbers"
 
 
 class LSTMCarry(NamedTuple):
@@ -64,7 +75,7 @@ class Cell(Module):
         self.input_size = integer(name, "input_size", input_size)
         self.hidden_size = integer(name, "hidden_size", hidden_size)
         self.compute_dtype = None
-        dtype = _real_dtype(name, dtype)
+        dtype = real_dtype(name, dtype, _REAL)
         default, rows = init.symmetric_uniform(1 / math.sqrt(self.hidden_size)), self.gates * self.hidden_size
         # Four keys whether or not there are biases: the weights of a seed don't depend on use_bias.
         k1, k2, k3, k4 = keys(key, 4)
@@ -85,7 +96,9 @@ class Cell(Module):
         name = name_of(self)
         sizes = batch_shape if isinstance(batch_shape, list | tuple) else [batch_shape]
         shape = (*(integer(name, "batch_shape", size, 0) for size in sizes), self.hidden_size)
-        return jnp.zeros(shape, at_least_float32(self.weight_hh.dtype) if dtype is None else _real_dtype(name, dtype))
+        return jnp.zeros(
+            shape, at_least_float32(self.weight_hh.dtype) if dtype is None else real_dtype(name, dtype, _REAL)
+        )
 
     def project(self, x: ArrayLike) -> tuple[jax.Array, ...]:
         """Gives x W_ih^T + b_ih for each gate: the part of a step that doesn't depend on the carry.
@@ -219,14 +232,7 @@ class SimpleCell(Cell):
             recurrent_init=recurrent_init,
             bias_init=bias_init,
         )
-        if not callable(activation) or (isinstance(activation, type) and issubclass(activation, Module)):
-            raise ArgumentError(
-                f"{name_of(self)}: activation can't be called with an array.",
-                got=f"activation={describe(activation)}",
-                expected="a function of an array, or a Module",
-                fix="activation=jax.nn.relu",
-            )
-        self.activation = activation
+        self.activation = function_of_array(name_of(self), "activation", activation)
 
     def __call__(self, carry: jax.Array, x: ArrayLike, *, projected: bool = False) -> tuple[jax.Array, jax.Array]:
         (x,), dtype = self._inputs(x, projected)
@@ -370,18 +376,6 @@ class LSTMCell(Cell):
         c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
         h = jax.nn.sigmoid(o) * jnp.tanh(c)
         return LSTMCarry(_like(carry.h, h), _like(carry.c, c)), _to(h, dtype)
-
-
-def _real_dtype(name: str, value: DTypeLike) -> jnp.dtype:
-    dtype = inexact_dtype(name, "dtype", value)
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        raise ArgumentError(
-            f"{name}: dtype is complex, and its gates are functions of real numbers.",
-            got=f"dtype={dtype}",
-            expected="float16, bfloat16, float32 or float64",
-            fix="dtype=jnp.float32",
-        )
-    return dtype
 
 
 def _to(a: jax.Array, dtype: jnp.dtype) -> jax.Array:

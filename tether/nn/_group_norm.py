@@ -19,9 +19,18 @@ from jax.typing import ArrayLike, DTypeLike
 from tether._core import Param, State
 from tether._modules import Module
 from tether.errors import ArgumentError, ShapeError, describe
-from tether.nn._inputs import as_array, at_least_float32, computing_dtype, integer, name_of, real_only
+from tether.nn._inputs import (
+    as_array,
+    at_least_float32,
+    computing_dtype,
+    integer,
+    name_of,
+    positive,
+    real_dtype,
+    real_only,
+)
+from tether.nn._norm import NO_VARIANCE, moments
 from tether.nn._norm import affine as scaled
-from tether.nn._norm import moments, positive, real_dtype
 
 
 class _ChannelNorm(Module):
@@ -40,7 +49,7 @@ class _ChannelNorm(Module):
         self.size, self.eps = integer(name, "size", size), positive(name, "eps", eps, 1e-5)
         self.channel_axis, self.space_axes = _axes(name, channel_axis, space_axes)
         self.affine, self.compute_dtype = affine, None
-        dtype = real_dtype(name, dtype)
+        dtype = real_dtype(name, dtype, NO_VARIANCE)
         self.weight = Param(jnp.ones(self.size, dtype)) if affine else None
         self.bias = Param(jnp.zeros(self.size, dtype)) if affine else None
 

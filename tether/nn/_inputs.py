@@ -9,6 +9,7 @@ parameters are. NumPy arrays are inputs like any other, under JAX's rule for 64 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -48,6 +49,18 @@ def integer(name: str, argument: str, value: Any, least: int = 1) -> int:
     return number
 
 
+def positive(name: str, argument: str, value: float, example: float) -> float:
+    """Reads a number above 0, such as an eps."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ArgumentError(
+            f"{name}: {argument} is not a positive number.",
+            got=f"{argument}={describe(value)}",
+            expected="a float > 0",
+            fix=f"{argument}={example}",
+        )
+    return float(value)
+
+
 def inexact_dtype(name: str, argument: str, value: DTypeLike) -> jnp.dtype:
     """Reads the dtype of parameters or of a computation, which must be floating or complex."""
     try:
@@ -62,6 +75,31 @@ def inexact_dtype(name: str, argument: str, value: DTypeLike) -> jnp.dtype:
             fix=f"{argument}=jnp.float32",
         )
     return dtype
+
+
+def real_dtype(name: str, value: DTypeLike, why: str) -> jnp.dtype:
+    """Reads the dtype of parameters where complex ones have no meaning; ``why`` ends the message."""
+    dtype = inexact_dtype(name, "dtype", value)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise ArgumentError(
+            f"{name}: dtype is complex, and {why}.",
+            got=f"dtype={dtype}",
+            expected="float16, bfloat16, float32 or float64",
+            fix="dtype=jnp.float32",
+        )
+    return dtype
+
+
+def function_of_array(name: str, argument: str, function: Callable) -> Callable:
+    """Reads a function of an array, or a Module; a class of Modules isn't one."""
+    if not callable(function) or (isinstance(function, type) and issubclass(function, Module)):
+        raise ArgumentError(
+            f"{name}: {argument} can't be called with an array.",
+            got=f"{argument}={describe(function)}",
+            expected="a function of an array, or a Module",
+            fix=f"{argument}=jax.nn.relu",
+        )
+    return function
 
 
 def initial(

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from tether._modules import Module
-from tether.errors import ArgumentError, describe
-from tether.nn._inputs import integer, name_of
+from tether.nn._inputs import function_of_array, integer, name_of
 from tether.nn._linear import Linear
 from tether.random import keys
 
@@ -67,8 +66,8 @@ class MLP(Module):
         self.in_size = integer(name, "in_size", in_size)
         self.out_size = integer(name, "out_size", out_size)
         self.width_size = integer(name, "width_size", width_size)
-        self.activation = _callable(name, "activation", activation)
-        self.final_activation = _callable(name, "final_activation", final_activation)
+        self.activation = function_of_array(name, "activation", activation)
+        self.final_activation = function_of_array(name, "final_activation", final_activation)
         sizes = [self.in_size, *[self.width_size] * self.depth, self.out_size]
         biases = [use_bias] * self.depth + [use_final_bias]
         self.layers = [
@@ -80,14 +79,3 @@ class MLP(Module):
         for layer in self.layers[:-1]:
             x = self.activation(layer(x))
         return self.final_activation(self.layers[-1](x))
-
-
-def _callable(name: str, argument: str, function: Callable) -> Callable:
-    if not callable(function) or (isinstance(function, type) and issubclass(function, Module)):
-        raise ArgumentError(
-            f"{name}: {argument} can't be called with an array.",
-            got=f"{argument}={describe(function)}",
-            expected="a function of an array, or a Module",
-            fix=f"{argument}=jax.nn.relu",
-        )
-    return function

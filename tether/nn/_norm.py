@@ -13,7 +13,18 @@ from jax.typing import ArrayLike, DTypeLike
 from tether._core import Param
 from tether._modules import Module
 from tether.errors import ArgumentError, ShapeError, describe
-from tether.nn._inputs import as_array, at_least_float32, computing_dtype, inexact_dtype, integer, name_of, real_only
+from tether.nn._inputs import (
+    as_array,
+    at_least_float32,
+    computing_dtype,
+    integer,
+    name_of,
+    positive,
+    real_dtype,
+    real_only,
+)
+
+NO_VARIANCE = "complex numbers have no variance here"
 
 
 class LayerNorm(Module):
@@ -59,7 +70,7 @@ class LayerNorm(Module):
         self.shape = _shape(name, shape)
         self.eps = positive(name, "eps", eps, 1e-5)
         self.compute_dtype = None
-        dtype = real_dtype(name, dtype)
+        dtype = real_dtype(name, dtype, NO_VARIANCE)
         self.weight = Param(jnp.ones(self.shape, dtype)) if use_weight else None
         self.bias = Param(jnp.zeros(self.shape, dtype)) if use_bias else None
 
@@ -115,7 +126,7 @@ class RMSNorm(Module):
         self.shape = _shape(name, shape)
         self.eps = positive(name, "eps", eps, 1e-6)
         self.compute_dtype = None
-        dtype = real_dtype(name, dtype)
+        dtype = real_dtype(name, dtype, NO_VARIANCE)
         self.weight = Param(jnp.ones(self.shape, dtype)) if use_weight else None
         self.bias = Param(jnp.zeros(self.shape, dtype)) if use_bias else None
 
@@ -146,31 +157,6 @@ def affine(y: jax.Array, weight: jax.Array | None, bias: jax.Array | None) -> ja
     with jax.numpy_rank_promotion("allow"):  # as in Linear
         y = y if weight is None else y * weight.astype(y.dtype)
         return y if bias is None else y + bias.astype(y.dtype)
-
-
-def real_dtype(name: str, value: DTypeLike) -> jnp.dtype:
-    """Reads the dtype of parameters, which must be floating and real."""
-    dtype = inexact_dtype(name, "dtype", value)
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        raise ArgumentError(
-            f"{name}: dtype is complex, and complex numbers have no variance here.",
-            got=f"dtype={dtype}",
-            expected="float16, bfloat16, float32 or float64",
-            fix="dtype=jnp.float32",
-        )
-    return dtype
-
-
-def positive(name: str, argument: str, value: float, example: float) -> float:
-    """Reads a number above 0, such as an eps."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ArgumentError(
-            f"{name}: {argument} is not a positive number.",
-            got=f"{argument}={describe(value)}",
-            expected="a float > 0",
-            fix=f"{argument}={example}",
-        )
-    return float(value)
 
 
 def _check_trailing(module: LayerNorm | RMSNorm, x: jax.Array) -> None:

@@ -13,8 +13,7 @@ from tether._core import State
 from tether._modules import Module
 from tether._modules.overlay import called_with
 from tether.errors import ShapeError, describe
-from tether.nn._inputs import at_least_float32, integer, name_of
-from tether.nn._norm import positive
+from tether.nn._inputs import at_least_float32, integer, name_of, positive
 from tether.nn._weight_norm import axis_of, param_of, real_weight
 from tether.random import keys
 
