@@ -53,6 +53,18 @@ def _default_stream() -> None:
     tether.seed(0)
 
 
+_starts: dict[str, dict] = {}  # module -> the state of its RNG after the import
+
+
+@pytest.fixture(autouse=True)
+def _same_draws(request: pytest.FixtureRequest) -> None:
+    """What a test draws from the RNG of its module doesn't depend on which tests this worker ran before."""
+    generator = getattr(request.module, "RNG", None)
+    if generator is not None:
+        state = _starts.setdefault(request.module.__name__, generator.bit_generator.state)
+        generator.bit_generator.state = state
+
+
 @pytest.fixture
 def key(request: pytest.FixtureRequest) -> jax.Array:
     """A key of this test alone, the same on every run."""

@@ -16,14 +16,7 @@ from tether.errors import ArgumentError, DtypeError, ShapeError, StructureError,
 from tether.nn import GRUCell, LSTMCarry, LSTMCell, SimpleCell
 
 RNG = np.random.default_rng(0)
-START = RNG.bit_generator.state
 ACTIVATIONS: dict[Any, Any] = {jnp.tanh: np.tanh, jax.nn.relu: lambda a: np.maximum(a, 0)}
-
-
-@pytest.fixture(autouse=True)
-def _same_draws() -> None:
-    """Whatever ran before: each worker runs other tests."""
-    RNG.bit_generator.state = START
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
