@@ -17,7 +17,7 @@ import importlib
 import json
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,8 +168,13 @@ def of_peer(case: Case, library: str) -> Arrays:
             ys, of_inputs, of_params, states = run(case, library, params, states, inputs, training, step)
             keep(kept, step, ys, of_inputs, of_params)
             kept |= {f"{step} state {path}": np.asarray(value) for path, value in states.items()}
-    missing = case.without.get(library, ())
-    return {name: value for name, value in kept.items() if not name.split(" ", 1)[1].startswith(missing or "\0")}
+    return {name: kept[name] for name in asked(case, library, kept)}
+
+
+def asked(case: Case, library: str, names: Iterable[str]) -> list[str]:
+    """Those of what is kept that the library has a word for."""
+    missing = tuple(case.without.get(library, ()))
+    return [name for name in names if not name.split(" ", 1)[1].startswith(missing)]
 
 
 def _run_torch(case, library, params, states, inputs, training, step):
@@ -219,8 +224,8 @@ def difference(ours: Arrays, theirs: Arrays) -> float:
         if ours[name].shape != right.shape:
             raise ValueError(f"{name}: {ours[name].shape} here, {right.shape} there")
         if right.size:
-            gap = np.abs(np.asarray(ours[name], np.float64) - right).max()
-            worst = max(worst, float(gap / max(1.0, np.abs(right).max())))
+            gap = np.abs(np.asarray(ours[name], np.float64) - right).max() / max(1.0, np.abs(right).max())
+            worst = max(worst, float(gap) if np.isfinite(gap) else math.inf)  # NaN is larger than nothing
     return worst
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 from tests.parity import harness
@@ -21,8 +22,16 @@ def test_layer_equals_those_of_others(family: str, name: str):
     assert case.peers
     for library in case.peers:
         right = harness.stored(family)[name, library]
-        assert right
+        assert set(right) == set(harness.asked(case, library, ours)), f"{library}: something isn't compared"
         assert harness.difference(ours, right) <= case.bound, library
+
+
+def test_a_difference_is_seen():
+    right = {"0 output 0": np.asarray([1.0, 20.0])}
+    for wrong, gap in [([1.0, 20.0], 0.0), ([1.0, 20.2], 0.01), ([np.nan, 20.0], np.inf), ([1.0, np.inf], np.inf)]:
+        assert harness.difference({"0 output 0": np.asarray(wrong)}, right) == pytest.approx(gap)
+    with pytest.raises(ValueError, match="output"):
+        harness.difference({"0 output 0": np.zeros(1)}, right)
 
 
 @pytest.mark.parametrize("family", harness.FAMILIES)
