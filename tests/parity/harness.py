@@ -217,16 +217,19 @@ def _run_jax(case, library, params, states, inputs, training, step):
     return ys, of_inputs, of_params, after
 
 
+def gap(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """The largest difference, relative to the largest value of theirs, or to 1 if that is larger."""
+    if ours.shape != theirs.shape:
+        raise ValueError(f"{ours.shape} here, {theirs.shape} there")
+    if not theirs.size:
+        return 0.0
+    found = np.abs(np.asarray(ours, np.float64) - theirs).max() / max(1.0, np.abs(theirs).max())
+    return float(found) if np.isfinite(found) else math.inf  # NaN would be less than any bound in max()
+
+
 def difference(ours: Arrays, theirs: Arrays) -> float:
-    """The largest difference, relative to the largest value of what differs, or to 1 if that is larger."""
-    worst = 0.0
-    for name, right in theirs.items():
-        if ours[name].shape != right.shape:
-            raise ValueError(f"{name}: {ours[name].shape} here, {right.shape} there")
-        if right.size:
-            gap = np.abs(np.asarray(ours[name], np.float64) - right).max() / max(1.0, np.abs(right).max())
-            worst = max(worst, float(gap) if np.isfinite(gap) else math.inf)  # NaN is larger than nothing
-    return worst
+    """The largest gap between arrays of the same names."""
+    return max((gap(ours[name], right) for name, right in theirs.items()), default=0.0)
 
 
 @functools.cache

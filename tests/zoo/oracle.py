@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import tether
+from tests.parity.harness import gap
 from tether import zoo
 from tether.interop import torch as interop
 from tether.interop._names import links
@@ -141,8 +142,7 @@ def differences(ours: Arrays, theirs: Arrays) -> dict[str, float]:
     """The largest difference in each array, relative to the largest value of theirs, or to 1 if that is larger."""
     if ours.keys() != theirs.keys():
         raise ValueError(f"names differ: {sorted(ours.keys() ^ theirs.keys())}")
-    gap = lambda one, two: float(np.abs(sketch(one) - two).max() / max(1.0, np.abs(two).max()))
-    return {name: gap(ours[name], right) for name, right in theirs.items()}
+    return {name: gap(sketch(ours[name]), right) for name, right in theirs.items()}
 
 
 @functools.cache

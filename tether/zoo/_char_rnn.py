@@ -20,6 +20,7 @@ from tether.nn._cells import GRUCell, LSTMCell, SimpleCell
 from tether.nn._inputs import as_array, integer, name_of
 from tether.nn._rnn import RNN
 from tether.random import keys
+from tether.zoo._sampling import checked_temperature, next_token
 
 _CELLS = {"lstm": LSTMCell, "gru": GRUCell, "rnn": SimpleCell}
 
@@ -138,13 +139,7 @@ class CharRNN(Module):
         """
         name = name_of(self)
         length, draws = integer(name, "length", length), keys(key, 1)[0]
-        if not isinstance(temperature, int | float) or not 0 <= temperature < float("inf"):
-            raise ArgumentError(
-                f"{name}: temperature is not a number of at least 0.",
-                got=f"temperature={describe(temperature)}",
-                expected="a float, 0 <= temperature",
-                fix="temperature=1.0",
-            )
+        temperature = checked_temperature(name, temperature)
         prompt = as_array(self, prompt)
         if prompt.ndim == 0 or prompt.shape[-1] == 0:
             raise ShapeError(
@@ -163,8 +158,7 @@ class CharRNN(Module):
 def _next(model: CharRNN, temperature: float, state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
     """One token: drawn by the logits, then read, which gives the logits after it."""
     carry, logits = state
-    ids = logits.argmax(-1) if temperature == 0 else jax.random.categorical(key, logits / temperature)
-    ids = ids.astype(jnp.int32)
+    ids = next_token(logits, key, temperature, greedy=temperature == 0)
     carry, logits = model(ids[..., None], carry, return_carry=True)
     return (carry, logits[..., 0, :]), ids
 

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from tether._modules import Module
@@ -21,6 +20,7 @@ from tether.nn._attention import active, attend, attend_cached
 from tether.nn._cache import KVCache
 from tether.nn._inputs import as_array, integer, name_of
 from tether.random import keys
+from tether.zoo._sampling import checked_temperature, next_token
 
 
 class Attention(Module):
@@ -240,7 +240,7 @@ class GPT2(Module):
         name, ids = name_of(self), self._checked(ids)
         count = integer(name, "count", count)
         top_k = top_k if top_k is None else integer(name, "top_k", top_k)
-        temperature = _temperature(name, temperature)
+        temperature = checked_temperature(name, temperature)
         if ids.shape[-1] + count > self.num_positions:
             raise ShapeError(
                 f"{name}: the text would be longer than the model has positions.",
@@ -251,7 +251,7 @@ class GPT2(Module):
         lengths = None if lengths is None else self._checked_lengths(lengths, ids)
         # The draws' own keys, of which taking the likeliest token needs none.
         key = keys(key, 1)[0] if temperature else jax.random.key(0)
-        options = {"count": count, "top_k": min(top_k or self.wte.num_embeddings, self.wte.num_embeddings)}
+        options = {"count": count, "top_k": top_k and min(top_k, self.wte.num_embeddings)}
         return _generate(self.eval(), ids, lengths, temperature or 1.0, key, greedy=not temperature, **options)
 
     def _checked(self, ids: ArrayLike) -> jax.Array:
@@ -312,25 +312,17 @@ def _generate(model, ids, lengths, temperature, key, *, count, top_k, greedy):
         cache.set_lengths(lengths)
         last = jnp.take_along_axis(logits, (lengths - 1)[..., None, None], -2)[..., 0, :]
 
+    choose = lambda logits, key: next_token(logits, key, temperature, greedy=greedy, top_k=top_k)
+
     def step(carry, key):
         model, cache, logits = carry
-        token = _token(logits, temperature, key, top_k, greedy)
+        token = choose(logits, key)
         return (model, cache, model(token[..., None], cache=cache)[..., 0, :]), token
 
     steps = jax.random.split(key, count)  # the last token is not read again
     (*_, last), tokens = scan(step, (model, cache, last), steps[:-1])
-    tokens = jnp.concatenate([tokens, _token(last, temperature, steps[-1], top_k, greedy)[None]])
+    tokens = jnp.concatenate([tokens, choose(last, steps[-1])[None]])
     return jnp.moveaxis(tokens, 0, -1)
-
-
-def _token(logits, temperature, key, top_k, greedy):
-    """The likeliest token, or one drawn among the top_k likeliest."""
-    if greedy:
-        return logits.argmax(-1).astype(jnp.int32)
-    logits = logits.astype(jnp.float32)
-    least = lax.top_k(logits, top_k)[0][..., -1:]
-    logits = jnp.where(logits >= least, logits / temperature, -jnp.inf)
-    return jax.random.categorical(key, logits).astype(jnp.int32)
 
 
 def _linear(in_features: int, out_features: int, deviation: float, key: Any, dtype: DTypeLike) -> Linear:
@@ -347,17 +339,6 @@ def _check_heads(name: str, num_heads: int, embed_dim: int) -> None:
             expected=f"a divisor of {embed_dim}",
             fix=f"num_heads={math.gcd(embed_dim, num_heads)}",
         )
-
-
-def _temperature(name: str, temperature: float) -> float:
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 <= temperature < math.inf:
-        raise ArgumentError(
-            f"{name}: temperature is not a number of at least 0.",
-            got=f"temperature={describe(temperature)}",
-            expected="a float >= 0",
-            fix="temperature=0.0 for the likeliest token, 1.0 for draws as the model has learned them",
-        )
-    return float(temperature)
 
 
 def gpt2(**options: Any) -> GPT2:
