@@ -24,7 +24,7 @@ class Net(tether.Module):
 
     def __call__(self, x):
         self.total = self.total + x
-        self.weight = self.weight + jnp.broadcast_to(x.sum(1, keepdims=True), (4, 2))
+        self.weight = self.weight + jnp.repeat(x.sum(1, keepdims=True), 2, 1)
         self.calls = self.calls + 1
         return self.weight.sum()
 
@@ -126,3 +126,45 @@ def test_lowering_shows_what_runs():
     for path, sharding in zip(step.writes, written, strict=True):
         value = names[path.removeprefix("model.")]
         assert sharding.is_equivalent_to(value.sharding, value.ndim)
+
+
+class TestInARef:
+    """What plain JAX moved into a Ref stays on the Ref's device, and goes to the mesh for each call."""
+
+    @pytest.fixture
+    def net(self):
+        net = Net()
+        jax.jit(lambda x: net(x))(ROWS)
+        assert all(isinstance(variable._value, jax.Ref) for variable in tether.variables(net).values())
+        return net
+
+    def is_right(self, net, calls):
+        np.testing.assert_array_equal(net.total, calls * ROWS)
+        np.testing.assert_array_equal(net.weight, calls * np.repeat(ROWS.sum(1, keepdims=True), 2, 1))
+        assert all(v.value.sharding.device_set == {jax.devices()[0]} for v in tether.variables(net).values())
+        return int(net.calls) == calls
+
+    def test_jit_of_sharded_data(self, net):
+        step = tether.jit(lambda x: net(x))
+        for calls in (2, 3, 4):
+            step(jax.device_put(ROWS, on_mesh("d")))
+            assert self.is_right(net, calls)
+        assert step.traces == 1
+
+    @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+    def test_shard_map(self, net, compiled):
+        rows = PartitionSpec("d")
+        options = {"states": {"total": rows, "weight": rows}, "in_specs": rows, "out_specs": rows}
+        step = tether.shard_map(lambda x: net(x)[None], mesh=on_mesh().mesh, **options)
+        step = tether.jit(step) if compiled else step
+        for calls in (2, 3, 4):
+            step(ROWS)
+            assert self.is_right(net, calls)
+
+    def test_dropout_after_a_draw_in_plain_jit(self):
+        jax.jit(lambda: tether.random.draw())()
+        rows, drop = PartitionSpec("d"), tether.nn.Dropout(0.5)
+        split = tether.shard_map(lambda x: drop(x, training=True), mesh=on_mesh().mesh, in_specs=rows, out_specs=rows)
+        kept = [np.asarray(split(jnp.ones((4, 64)))) for _ in range(2)]
+        assert set(np.unique(kept)) == {0, 2} and not np.array_equal(*kept)
+        assert len({tuple(row) for row in kept[0]}) == 4

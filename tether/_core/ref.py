@@ -68,7 +68,7 @@ def without(variables: Sequence[Variable], values: Iterable[Any]) -> tuple[list[
     pairs = list(zip(variables, values, strict=True))
     for variable, value in pairs:
         if holds(variable):
-            variable._value[...] = value
+            variable._value[...] = _brought(value, variable._value)
     rest = [pair for pair in pairs if not holds(pair[0])]
     return [variable for variable, _ in rest], [value for _, value in rest]
 
@@ -76,7 +76,13 @@ def without(variables: Sequence[Variable], values: Iterable[Any]) -> tuple[list[
 def put(variable: Variable, value: Any, trace: Any) -> None:
     """Writes the Ref, as a step of ``trace``."""
     with _trace.inside(trace):
-        variable._value[...] = value
+        variable._value[...] = _brought(value, variable._value)
+
+
+def _brought(value: Any, ref: Any) -> Any:
+    """The value on the devices of a Ref, which stays where it was made."""
+    is_elsewhere = isinstance(value, jax.Array) and _trace.owner(value) is None and value.sharding != ref.sharding
+    return jax.device_put(value, ref.sharding) if is_elsewhere else value
 
 
 def move(variable: Variable) -> None:

@@ -47,6 +47,7 @@ class _Plan:
     Attributes:
         is_committed: Whether the Variables lie where the program will put their new values.
         is_single: Whether they are known to lie on one device.
+        home: Where those go that are in Refs of another device; None where that doesn't matter.
         known: Kinds of inputs with which the donating program has run.
         placed: Variables that a shard_map inside has on a mesh, with the sharding. What is split stays so
             (``layouts``), or the function is traced again.
@@ -55,6 +56,7 @@ class _Plan:
     __slots__ = (
         "donated",
         "draws",
+        "home",
         "inputs",
         "is_committed",
         "is_single",
@@ -70,6 +72,7 @@ class _Plan:
 
     def __init__(self, program: Program, lifted: list[Variable], reach: Reach):
         self.program, self.is_committed, self.is_single = program, False, False
+        self.home: Any = None
         self.known: set[Any] = set()
         self.donated = [lifted[i] for i in program.donated]
         self.kept = [lifted[i] for i in program.kept]
@@ -83,6 +86,15 @@ class _Plan:
 
     def variables(self) -> list[Variable]:
         return [*self.donated, *self.kept, *self.written]
+
+    def gathered(self) -> list[Any]:
+        """The values of the inputs."""
+        values = _frame.gather_stored(self.inputs, self.settled)
+        if self.home is None or not _ref.moved:
+            return values
+        targets = [_concrete(self.placed[v]) if v in self.placed else self.home for v in self.inputs]
+        triples = zip(self.inputs, values, targets, strict=True)
+        return [jax.device_put(value, target) if _ref.holds(v) else value for v, value, target in triples]
 
 
 class _Plans:
@@ -278,12 +290,12 @@ class Jit:
             return self._run_donating(plan, leaves)
         run = plan.program.run if plan.is_single else self._compiled(plan, leaves, donate=False)
         count = len(plan.donated)
-        look = lambda: _frame.gather_stored(plan.inputs, plan.settled)  # at once: another thread may make a step
         try:
             with (
                 _trace.outside() if _ref.cached and plan.program.is_closed else _NOTHING
             ):  # one compilation, in Frames too
-                out = _frame.with_values(look, lambda values: run(values[:count], values[count:], leaves))
+                # At once: another thread may make a step.
+                out = _frame.with_values(plan.gathered, lambda values: run(values[:count], values[count:], leaves))
         except (RuntimeError, ValueError) as error:
             _say_deleted(error, plan.inputs)
             raise
@@ -343,7 +355,7 @@ class Jit:
             _commit(plan, leaves)
         if plan.is_single:
             return run
-        pins = [variable._value.sharding for variable in plan.written]
+        pins = [None if _ref.holds(variable) else variable._value.sharding for variable in plan.written]
         known, key = self._pinned.setdefault(plan.program, {}), (donate, *pins)
         if key not in known:
             call = functools.wraps(run, updated=())(lambda donated, kept, leaves: run(donated, kept, leaves))
@@ -434,11 +446,8 @@ def _reach_key(reach: Reach, lifted: list[Variable], fixed: dict[Variable, Any])
 
 def _commit(plan: _Plan, leaves: list[Any]) -> None:
     """Commits state to the device of committed inputs, as its new values will be: else JAX compiles twice."""
-    values = [
-        value
-        for value in [*leaves, *_frame.gather_stored(plan.donated + plan.kept, plan.settled)]
-        if isinstance(value, jax.Array)
-    ]
+    own = [variable for variable in plan.inputs if not _ref.holds(variable)]  # nobody put a Ref where it is
+    values = [value for value in [*leaves, *_frame.gather_stored(own, plan.settled)] if isinstance(value, jax.Array)]
     placed = {variable: found for variable, sharding in plan.placed.items() if (found := _concrete(sharding))}
     home = next((value.sharding for value in values if value.committed), next(iter(placed.values()), None))
     plan.is_committed, plan.is_single = True, home is None or isinstance(home, jax.sharding.SingleDeviceSharding)
@@ -448,6 +457,7 @@ def _commit(plan: _Plan, leaves: list[Any]) -> None:
         home = jax.sharding.NamedSharding(home.mesh, jax.sharding.PartitionSpec())
     elif not plan.is_single:
         return
+    plan.home = home
     for variable in plan.written:
         if not _ref.holds(variable) and not variable._value.committed:
             _frame.set_value(variable, jax.device_put(variable._value, placed.get(variable, home)))

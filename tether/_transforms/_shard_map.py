@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from tether._core import frame as _frame
+from tether._core import ref as _ref
 from tether._core.lift import Lifted
 from tether._core.structure import is_module
 from tether._core.variable import Rng, Variable, coerced, is_key
@@ -191,7 +192,8 @@ class _Inputs:
                 continue
             spec = self._declared[variable] if variable in self._declared else self.grid.own_spec(variable, value)
             self.grid.check_fit(spec, value, self.name(variable))
-            self.grid.check_devices(_frame.held(variable), self.name(variable))
+            if not _ref.holds(variable):  # nobody put it where its Ref is
+                self.grid.check_devices(_frame.held(variable), self.name(variable))
             self.variables[variable] = spec
             is_own = isinstance(variable, Rng) and axes_of(spec) and variable not in self._stacked
             if is_own and value.size == self.grid.size_of(axes_of(spec)):

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from tether._core import frame as _frame
+from tether._core import ref as _ref
 from tether._core import trace as _trace
 from tether._core.variable import Cells, Variable
 from tether._modules.module import Module, structure_of, variables_of
@@ -145,8 +146,10 @@ class Grid:
         return dict(mesh.shape) == self.sizes
 
     def placed(self, variable: Variable, spec: PartitionSpec) -> Any:
-        """The value of a Variable, laid out as its spec says where explicit axes ask for that."""
+        """The value of a Variable, laid out as its spec says, where explicit axes or the device of a Ref ask for it."""
         value = _frame.peek(variable)
+        if _ref.holds(variable) and _trace.owner(value) is None and isinstance(self.mesh, Mesh):
+            return jax.device_put(value, NamedSharding(self.mesh, spec))
         if self.is_explicit() and self.own_spec(variable, value) != spec:
             return jax.sharding.reshard(value, NamedSharding(self.mesh, spec))
         return value
