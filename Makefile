@@ -25,7 +25,7 @@ test: $(VENV)/.ready
 
 fuzz: $(VENV)/.ready
 	TETHER_FUZZ=40 $(VENV)/bin/python -m pytest -q -n $(WORKERS) --maxprocesses=4 $(or $(ARGS),tests/laws/test_programs.py \
-		tests/laws/test_trees.py tests/laws/test_interrupts.py)
+		tests/laws/test_trees.py tests/laws/test_interrupts.py tests/laws/test_transforms.py)
 
 # The other libraries come on top of the oldest lane, so Python 3.11.
 parity-packages: requirements/oldest.txt requirements/parity.txt

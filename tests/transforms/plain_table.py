@@ -128,7 +128,7 @@ Variables. What they do with a model that their function closes over:
 - *works*: right, on every call, also in a function that JAX has in its caches. By itself, outside all Tether
   transformations, the Variables that it uses move into a `jax.Ref`, for good; each access from outside then takes
   some tens of microseconds more. A Ref stays on its device: `tether.jit` and `tether.shard_map` on a mesh copy the
-  value there and back on each call.
+  value there and back on each call. Within `jax.set_mesh`, JAX lets nobody read it.
 - *works slower*: right, and what reads the Variable is traced and compiled again on every call.
 - *error*: a `PlainTransformError` that names the Variable and the transformation to use; nothing is changed.
 

@@ -77,10 +77,11 @@ class Frame:
         row: Where one trace stands for several rows (lanes, turns of a loop), the index of the row.
         children: Stream of random keys from outside -> its private child in the lanes, and where that began.
         placed: Variable -> the sharding that a shard_map inside has for it.
+        mesh: That of a shard_map inside.
     """
 
     __slots__ = (
-        *("birth", "caching", "children", "given", "home", "kind", "lane", "miss", "missed", "outer"),
+        *("birth", "caching", "children", "given", "home", "kind", "lane", "mesh", "miss", "missed", "outer"),
         *("placed", "reads", "row", "values", "written"),
     )
 
@@ -95,6 +96,7 @@ class Frame:
         self.missed: dict[Variable, None] = {}
         self.children: dict[Variable, Any] = {}
         self.placed: dict[Variable, Any] = {}
+        self.mesh: Any = None
         self.birth = next(births)
         self.home: Any = None
         self.caching: Any = None
@@ -224,10 +226,15 @@ def _to_ref(variable: Variable, traces: list[Any], action: str) -> None:
 
 def _alive(variable: Variable, value: Any) -> Any:
     """The value, unless it belongs to a trace that is over."""
-    now = _trace.current()
-    if _is_foreign(_trace.owner(value), now) and not _trace.has_lost_parent(now):
+    if is_over(value):
         raise LeakError.over(variable.describe(), variable.where)
     return value
+
+
+def is_over(value: Any) -> bool:
+    """Whether a value belongs to a trace that is over."""
+    now = _trace.current()
+    return _is_foreign(_trace.owner(value), now) and not _trace.has_lost_parent(now)
 
 
 def _home(variable: Variable) -> Any:

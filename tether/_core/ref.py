@@ -81,8 +81,7 @@ def put(variable: Variable, value: Any, trace: Any) -> None:
 
 def _brought(value: Any, ref: Any) -> Any:
     """The value on the devices of a Ref, which stays where it was made."""
-    is_elsewhere = isinstance(value, jax.Array) and _trace.owner(value) is None and value.sharding != ref.sharding
-    return jax.device_put(value, ref.sharding) if is_elsewhere else value
+    return jax.device_put(value, ref.sharding) if _trace.owner(value) is None else value
 
 
 def move(variable: Variable) -> None:

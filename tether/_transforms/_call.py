@@ -15,8 +15,10 @@ from tether._core.structure import FrozenDict, static_key
 from tether._core.variable import Rng, Variable
 from tether._modules.capture import watched_parts
 from tether._modules.module import Module, structure_of
+from tether._modules.selection import compiled, matches, unknown_path, variables
 from tether._transforms._arguments import name_at
 from tether._transforms._discovery import Reach, is_stateful
+from tether.errors import SelectionError
 from tether.random._streams import in_lanes, streams
 
 _BUILTIN_NODES = (list, tuple, dict, FrozenDict, type(None))
@@ -118,3 +120,26 @@ def _in_builtins(treedef: Any) -> tuple[bool, ...]:
     builtin = node[0] in _BUILTIN_NODES or hasattr(node[0], "_fields")
     inner = [flag for child in treedef.children() for flag in _in_builtins(child)]
     return tuple(builtin and flag for flag in inner)
+
+
+def resolved(kind: str, choices: dict[Any, Any], reach: Reach) -> dict[Variable, Any]:
+    """For each Variable in reach that a selection names, what the first such selection says."""
+    found: dict[Variable, Any] = {}
+    for select, choice in choices.items():
+        for variable in _named(kind, select, reach):
+            found.setdefault(variable, choice)
+    return found
+
+
+def _named(kind: str, select: Any, reach: Reach) -> set[Variable]:
+    fits = compiled(select) if isinstance(select, str) else None
+    found = {v for v, name in reach.loose.items() if (fits(name) if fits else variables(v, select))}
+    unknown = unknown_path(str(select), reach.variables().values(), f"{kind}: a path names nothing") if fits else None
+    for _, module in reach.modules.values():
+        try:
+            found.update(matches(select, module))
+        except SelectionError as error:
+            unknown = error
+    if unknown is not None and not found:
+        raise unknown
+    return found

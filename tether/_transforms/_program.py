@@ -31,6 +31,7 @@ class Program:
     Attributes:
         donated, kept, written: Indices among the lifted Variables: read and written, only read, written.
         placed: Indices of Variables that a shard_map inside has on a mesh, with the sharding.
+        mesh: The mesh of a shard_map inside.
         captured: For each captured value its capture's place, its path and its tree.
         is_closed: Whether it holds no value of a trace around, and so may be kept.
     """
@@ -41,6 +42,7 @@ class Program:
         self.packed, self.traces, self.is_closed = traced.packed, traced.count, traced.is_closed
         self.written = [index[variable] for variable in written]
         self.placed = {index[v]: sharding for v, sharding in traced.placed.items() if v in index}
+        self.mesh = traced.mesh
         self.captured = [group.key for group in traced.groups]
         used = [i for i, is_used in enumerate(traced.used) if is_used]
         changed = set(self.written)

@@ -19,13 +19,11 @@ from tether._core.structure import is_module
 from tether._core.variable import Rng, Variable, coerced, is_key
 from tether._modules.capture import cells_for, looking_anew
 from tether._modules.module import variables_of
-from tether._modules.selection import compiled, matches, unknown_path, variables
 from tether._transforms import _arguments
-from tether._transforms._call import arrays_and_others, is_stateful, reach_of
-from tether._transforms._discovery import Reach
+from tether._transforms._call import arrays_and_others, is_stateful, reach_of, resolved
 from tether._transforms._specs import INFER, Grid, axes_of, in_words, specs_in, spread, variable_specs
 from tether._transforms._traced import MOST_TRACES, endless, warn_missed
-from tether.errors import ArgumentError, SelectionError, ShapeError, VmapWriteError, describe
+from tether.errors import ArgumentError, ShapeError, VmapWriteError, describe
 from tether.random._streams import settle
 
 _RULES = ("mean", "sum", "discard")
@@ -175,8 +173,8 @@ class _Inputs:
         self._names = reach.variables()
         for select, spec in states.items():
             grid.check(spec, f"states, at {describe(select)}")
-        self._declared.update(_resolved(states, reach))
-        self._rules = _resolved(writes, reach)
+        self._declared.update(resolved("shard_map", states, reach))
+        self._rules = resolved("shard_map", writes, reach)
         self._stacked = {v for _, m in reach.modules.values() if m._tether.stacked for v in variables_of(m)}
         self.variables: dict[Variable, PartitionSpec] = {}
         self.one_key: dict[Variable, tuple[int, ...]] = {}
@@ -248,6 +246,7 @@ class _Inputs:
         is_whole = lambda v: _frame.held(v).shape == _frame.peek(v).shape  # else a vmap is around
         used = {v: spec for v, spec in used.items() if is_whole(v)}
         for around in _frame.thread.frames:
+            around.mesh = self.grid.mesh
             around.placed.update((variable, NamedSharding(self.grid.mesh, spec)) for variable, spec in used.items())
 
 
@@ -378,26 +377,3 @@ def _per_argument(f: Any, args: Any, kwargs: Any, in_specs: Any, grid: Grid) -> 
         expected="a PartitionSpec, or a tuple with one entry for each argument",
         fix="None for an argument that is no array",
     )
-
-
-def _resolved(choices: dict[Any, Any], reach: Reach) -> dict[Variable, Any]:
-    """For each Variable in reach that a selection names, what the first such selection says."""
-    found: dict[Variable, Any] = {}
-    for select, choice in choices.items():
-        for variable in _named(select, reach):
-            found.setdefault(variable, choice)
-    return found
-
-
-def _named(select: Any, reach: Reach) -> set[Variable]:
-    fits = compiled(select) if isinstance(select, str) else None
-    found = {v for v, name in reach.loose.items() if (fits(name) if fits else variables(v, select))}
-    unknown = unknown_path(str(select), reach.variables().values(), "shard_map: a path names nothing") if fits else None
-    for _, module in reach.modules.values():
-        try:
-            found.update(matches(select, module))
-        except SelectionError as error:
-            unknown = error
-    if unknown is not None and not found:
-        raise unknown
-    return found

@@ -46,6 +46,7 @@ class Traced:
         variables: Those of ``lifted`` that it uses or writes.
         reads: The Variables that were read.
         placed: Those that a shard_map inside has on a mesh, with the sharding.
+        mesh: The mesh of a shard_map inside.
         written: The Variables that it writes, in the order of its results, which follow those of ``packed``.
         groups: What was captured; the cells of that are among the written.
         count: How often the function was traced.
@@ -105,7 +106,7 @@ class Traced:
             trace = jax.make_jaxpr(program, return_shape=True)
             self.jaxpr, (self.avals, new) = trace(values, list(self._given.values()), [*rows, *leaves])
         self.new_avals, self.reads = dict(zip(self.written, new, strict=True)), list(frame.reads)
-        self.placed = frame.placed
+        self.placed, self.mesh = frame.placed, frame.mesh
         return list(frame.missed)
 
     @property

@@ -19,8 +19,8 @@ from tether._modules.module import Module, variables_of
 from tether._modules.selection import matches
 from tether._modules.views import restacked
 from tether._transforms import _arguments
-from tether._transforms._call import is_stateful, reach_of
-from tether.errors import ArgumentError, SelectionError, ShapeError, StackedError, VmapWriteError, describe
+from tether._transforms._call import is_stateful, reach_of, resolved
+from tether.errors import ArgumentError, ShapeError, StackedError, VmapWriteError, describe
 from tether.random._streams import own_stream, settle
 
 _RULES = ("mean", "sum", "stack", "discard")
@@ -121,7 +121,7 @@ class _Inputs:
             self._add(arg, axes, asked, _arguments.name_at(fun, place))
         for name, value in kwargs.items():
             self._add(value, 0, False, name)
-        self._rules = _resolved_rules(fun, args, kwargs, writes)
+        self._rules = resolved("vmap", writes, reach_of(fun, args, kwargs)) if writes else {}
         for variable in [v for v, rule in self._rules.items() if rule == "stack"]:
             self._map_variable(variable, 0, variable.label)
         self.size = self._common_size(fun)
@@ -315,32 +315,6 @@ def spread_axes(axes: Any, tree: Any, option: str) -> list[Any]:
         got=repr(axes),
         expected=f"an int, None, or a {type(tree).__name__} like the value, of those",
     )
-
-
-def _resolved_rules(fun: Any, args: Any, kwargs: Any, writes: dict[Any, str]) -> dict[Variable, str]:
-    """The rule of each Variable that the selections name, among all that the function can reach."""
-    if not writes:
-        return {}
-    reach = reach_of(fun, args, kwargs)
-    modules = [module for _, module in reach.modules.values()]
-    rules: dict[Variable, str] = {}
-    for select, rule in writes.items():
-        named = _named(select, modules, list(reach.loose))
-        rules.update((variable, rule) for variable in named if variable not in rules)
-    return rules
-
-
-def _named(select: Any, modules: list[Module], loose: list[Variable]) -> set[Variable]:
-    found = {v for v in loose if v is select or (isinstance(select, type) and isinstance(v, select))}
-    unknown: SelectionError | None = None
-    for module in modules:
-        try:
-            found.update(matches(select, module))
-        except SelectionError as error:
-            unknown = error
-    if unknown is not None and not found:
-        raise unknown
-    return found
 
 
 def _reduced(value: Any, rule: str | None) -> Any:

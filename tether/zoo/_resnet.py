@@ -269,7 +269,8 @@ def resnet18(**options: Any) -> ResNet:
     Args:
         options: Arguments of ResNet.
     Example:
-        >>> sum(v.value.size for v in tether.variables(tether.zoo.resnet18(), tether.Param).values())
+        >>> model = tether.eval_shape(tether.zoo.resnet18)  # shapes alone: nothing is drawn
+        >>> sum(v.value.size for v in tether.variables(model, tether.Param).values())
         11689512
     """
     return ResNet((2, 2, 2, 2), "basic", **options)
