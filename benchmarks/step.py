@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tether
-from benchmarks import handwritten, transforms
+from benchmarks import handwritten, homes, transforms
 from benchmarks.decoding import decoding
 from benchmarks.models import WIDTH, data, make_model, mean_squares
 
@@ -190,6 +190,9 @@ def main() -> None:
     for name, (make_pair, turns) in transforms.PAIRS.items():
         rows.append((name, "1.10", lambda make=make_pair, turns=turns: per_turn(make(), turns, rounds)))
         rows.append((f"{name}: trace", "1.50", lambda make=make_pair: transforms.tracing(make(), few)))
+    for depth in (10, 50):
+        pair = lambda depth=depth: paired(homes.objax_step(depth), homes.tether_step(depth), rounds)
+        rows.append((f"a step of Objax code beside Tether's, L={depth}", "1.15", pair))
     rows.append(("GPT-2, a token at position 1,000, beside one at 10", "1.05", lambda: decoding(rounds)))
     table = Table(title=f"Tether beside hand-written JAX {jax.__version__}, Python {platform.python_version()}, CPU")
     for column in ("what", "Tether, µs", "by hand, µs", "ratio", "bound"):

@@ -13,6 +13,31 @@ ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = {
     "tether/errors.py": "tests/errors",
 }
+# Objax's modules are many and small.
+ELSEWHERE |= {
+    f"tether/compat/objax/{module}": f"tests/compat/objax/{tests}"
+    for module, tests in {
+        "__main__.py": "test_main.py",
+        "_alias.py": "test_main.py",
+        "_check.py": "test_variable.py",
+        "_devices.py": "test_parallel.py",
+        "_errors.py": "test_variable.py",
+        "constants.py": "util/test_small.py",
+        "functional/core/_inputs.py": "functional/core",
+        "module.py": "test_objects.py",
+        "optimizer/_gradients.py": "optimizer/test_optimizers.py",
+        "optimizer/adam.py": "optimizer/test_optimizers.py",
+        "optimizer/lars.py": "optimizer/test_optimizers.py",
+        "optimizer/momentum.py": "optimizer/test_optimizers.py",
+        "optimizer/sgd.py": "optimizer/test_optimizers.py",
+        "typing.py": "test_gradient.py",
+        "util/check.py": "test_variable.py",
+        "util/util.py": "util/test_small.py",
+        "zoo/convnet.py": "zoo/test_small.py",
+        "zoo/dnnet.py": "zoo/test_small.py",
+        "zoo/rnn.py": "zoo/test_small.py",
+    }.items()
+}
 
 
 def mirror(module: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from tether._core import frame as _frame
 from tether._core.structure import joined
 from tether._core.variable import Cells, Variable
 from tether._modules.module import Module, structure_of, survey, variables_of
@@ -46,6 +47,14 @@ def _weakly(value: Any) -> Callable[[], Any]:
         return weakref.ref(value)
     except TypeError:
         return lambda: value
+
+
+class Searched:
+    """An object of Tether's that is looked into as a user's own are."""
+
+    def _tether_parts(self) -> dict[str, Any]:
+        """What to look into, by name; with an empty name, what never becomes another."""
+        return vars(self)
 
 
 class Reach:
@@ -93,11 +102,14 @@ class Reach:
             return self._module(value, name)
         if isinstance(value, Variable | Cells):
             for variable in [value] if isinstance(value, Variable) else value.variables:
-                self.loose.setdefault(variable, name)
+                if not _frame.is_over(variable._value):  # else an error, should it be read
+                    self.loose.setdefault(variable, name)
             return True
         if isinstance(value, list | tuple | set | frozenset | dict):
             return self._container(value, name)
-        return self._callable(value, name) if callable(value) else self._object(value, name)
+        if isinstance(value, Searched) or not callable(value):
+            return self._object(value, name)
+        return self._callable(value, name)
 
     def _module(self, module: Module, name: str) -> bool:
         self.modules[id(module)] = (name, module)
@@ -138,6 +150,8 @@ class Reach:
             return self._function(value, name)
         elif hasattr(value, "__wrapped__"):
             parts = [(getattr(value, "__wrapped__", None), name)]
+        elif isinstance(value, types.FunctionType):
+            return self._closure(value)
         elif isinstance(value, type):
             return False
         else:
@@ -151,11 +165,15 @@ class Reach:
         defaults = function.__defaults__ or ()
         found += [self.add(d, p) for p, d in zip(parameters[len(parameters) - len(defaults) :], defaults, strict=True)]
         found += [self.add(value, key) for key, value in (function.__kwdefaults__ or {}).items()]
-        for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            found.append(self._guarded(functools.partial(_contents, cell), key))
+        found.append(self._closure(function))
         names = set(_names(function.__code__))
         for key in sorted(names & function.__globals__.keys()):
             found.append(self._global(function.__globals__, key, names))
+        return any(found)
+
+    def _closure(self, function: types.FunctionType) -> bool:
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        found = [self._guarded(functools.partial(_contents, cell), key) for key, cell in cells]
         return any(found)
 
     def _global(self, scope: dict[str, Any], key: str, names: set[str]) -> bool:
@@ -170,19 +188,20 @@ class Reach:
         return any(found)
 
     def _object(self, value: Any, name: str) -> bool:
-        fields = getattr(value, "__dict__", None)
-        is_plain = isinstance(value, types.SimpleNamespace) or not _is_library(type(value).__module__)
+        parts = value._tether_parts if isinstance(value, Searched) else lambda: getattr(value, "__dict__", None)
+        fields = parts()
+        is_plain = isinstance(value, types.SimpleNamespace | Searched) or not _is_library(type(value).__module__)
         if not isinstance(fields, dict) or not is_plain:
             return False
         self._class(type(value), name)
         found = {key: self.add(part, joined(name, key)) for key, part in list(fields.items())}
-        names, owner = [key for key, is_found in found.items() if is_found], _weakly(value)
+        names, owner = [key for key, is_found in found.items() if is_found and key], _weakly(value)
         if names:
             if type(value).__weakrefoffset__:
                 self.objects.append(value)
             look = lambda: tuple(getattr(owner(), "__dict__", {}).get(key) for key in names)
             self.guards.append(Guard(look, look()))
-        return bool(names)
+        return any(found.values())
 
     def _guarded(self, look: Callable[[], Any], name: str) -> bool:
         found = self.add(look(), name)

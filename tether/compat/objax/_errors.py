@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The errors of this package: Tether's, and at the same time what Objax raised, so that old handlers still work."""
+
+from __future__ import annotations
+
+from tether.errors import ArgumentError, TetherError
+
+
+class MisuseError(ArgumentError, AssertionError):
+    """Where Objax had an ``assert``."""
+
+
+class ConflictError(TetherError, ValueError):
+    """Where Objax raised a ValueError: names in conflict, variables missing."""
