@@ -13,6 +13,7 @@ import os
 import weakref
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import jax
@@ -25,6 +26,13 @@ from tether.random._streams import default_stream
 
 # In the environment too, for the programs that tests start.
 jax.config.update("jax_platforms", os.environ.setdefault("JAX_PLATFORMS", "cpu"))
+
+# What XLA compiled is kept on disk, and not compiled again where a test empties JAX's caches or starts a program. Each
+# worker has a folder of its own: JAX doesn't write these files whole.
+COMPILED = Path(__file__).parents[1] / ".pytest_cache" / "jax" / os.environ.get("PYTEST_XDIST_WORKER", "main")
+jax.config.update("jax_compilation_cache_dir", os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED)))
+for name in ("jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes"):
+    jax.config.update(name, int(os.environ.setdefault(name.upper(), "0")))
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
