@@ -38,7 +38,7 @@ class Program:
 
     def __init__(self, name: str, traced: Traced, names: dict[Variable, str]):
         index = {variable: i for i, variable in enumerate(traced.lifted)}
-        written = [variable for variable in traced.written if not variable.leaves_only]
+        written = [v for v in traced.written if not v.leaves_only and not (v in index and traced.is_unchanged(v))]
         self.packed, self.traces, self.is_closed = traced.packed, traced.count, traced.is_closed
         self.written = [index[variable] for variable in written]
         self.placed = {index[v]: sharding for v, sharding in traced.placed.items() if v in index}

@@ -119,6 +119,12 @@ class Traced:
         """The program as a function."""
         return jax.extend.core.jaxpr_as_fun(self.jaxpr)
 
+    def is_unchanged(self, variable: Variable) -> bool:
+        """Whether a Variable that was written has the value in the end that it had at the start."""
+        inner = self.jaxpr.jaxpr
+        last = inner.outvars[self.packed.count + self.written.index(variable)]
+        return last is inner.invars[self.lifted.index(variable)]
+
     def _used(self) -> list[bool]:
         inner = self.jaxpr.jaxpr
         used = {id(atom) for equation in inner.eqns for atom in equation.invars} | {id(a) for a in inner.outvars}
