@@ -90,6 +90,15 @@ class TestMode:
         assert evaluated.ravel().tolist() != [-1, 1]
         assert f.traces == 2
 
+    def test_a_part_that_also_stands_elsewhere_is_selected_with_what_it_stands_in(self):
+        """Found by `make fuzz`: a shared module has its first path, and was not below any other."""
+        drop = nn.Dropout(0.5)
+        model = nn.Sequential([drop, nn.Sequential([drop, nn.Dropout(0.2)])])
+        view = tether.view(model, "[1]", training=False)
+        assert modes(view) == {"": True, "[0]": False, "[1]": False, "[1][1]": False} and view[1][0] is view[0]
+        assert modes(view.train())["[0]"] is False
+        assert (tether.view(model, "[1]", p=0.9)[0].p, model[0].p) == (0.9, 0.5)
+
 
 class TestSharing:
     def test_variables_are_the_same(self):

@@ -178,13 +178,15 @@ def _selected_modules(old: Module, new: Module, select: Any) -> list[Module]:
     ]
     if select is None:
         return [after for _, _, after in pairs]
-    others = {id(part): [place for place, p in survey(old).module_places.items() if p is part] for _, part, _ in pairs}
-    tops = {
-        path for path, before, _ in pairs if any(names_module(select, place, before) for place in others[id(before)])
-    }
-    if not tops:
+    places = {id(part): [place for place, p in survey(old).module_places.items() if p is part] for _, part, _ in pairs}
+    named = [
+        before for _, before, _ in pairs if any(names_module(select, place, before) for place in places[id(before)])
+    ]
+    if not named:
         raise unknown_path(str(select), [path for path, _, _ in pairs if path], "view: no module is selected")
-    return [after for path, _, after in pairs if any(is_below(path, top) for top in tops)]
+    tops = [place for part in named for place in places[id(part)]]
+    is_inside = lambda part: any(is_below(place, top) for place in places[id(part)] for top in tops)
+    return [after for _, before, after in pairs if is_inside(before)]
 
 
 def _warn_if_discarded(depth: int, settings: dict[str, Any]) -> None:
