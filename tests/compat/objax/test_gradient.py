@@ -82,6 +82,10 @@ class TestOrder:
         gradients = objax.Grad(lambda x: x["a"] ** 2 + x["b"].sum(), None, (0,))({"a": 3.0, "b": np.ones(2)})
         assert float(gradients[0]["a"]) == 6 and gradients[0]["b"].tolist() == [1, 1]
 
+    def test_an_input_that_is_a_variable_is_its_value(self):
+        v = objax.TrainVar(jnp.array([1.0, 2.0]))
+        assert objax.Grad(lambda x: (x**2).sum(), None, (0,))(v)[0].tolist() == [2, 4]
+
     @pytest.mark.parametrize("wrong", [0, [0]])
     def test_numbers_of_inputs_must_be_a_tuple(self, wrong):
         with pytest.raises(AssertionError, match="Must pass a tuple"):

@@ -42,6 +42,16 @@ class TestVariables:
         counter.scale.assign(jnp.full((), 10.0))
         assert float(read(3.0)) == 6
 
+    def test_what_transformations_inside_take_is_constant_too(self):
+        w, c = objax.TrainVar(jnp.full((), 3.0)), objax.StateVar(jnp.full((), 2.0))
+        inner = objax.Jit(lambda x: w.value * c.value * x)
+        gradient = objax.Grad(lambda x: w.value**2 * x, objax.VarCollection(w=w))
+        calls = objax.Jit(inner, objax.VarCollection(w=w)), objax.Jit(gradient, objax.VarCollection())
+        assert float(calls[0](1.0)) == 6 and float(calls[1](1.0)[0]) == 6
+        w.assign(jnp.full((), 4.0)), c.assign(jnp.full((), 10.0))
+        assert float(calls[0](1.0)) == 8 and float(calls[1](1.0)[0]) == 6
+        assert [call._call.traces for call in calls] == [1, 1]
+
     def test_a_write_to_another_is_an_error_and_changes_nothing(self):
         counter = Counter()
         call = objax.Jit(counter, counter.vars().subset(objax.TrainVar))
@@ -49,6 +59,7 @@ class TestVariables:
             with pytest.raises(AssertionError, match=r"at: +\(Counter\)\.calls") as caught:
                 call(1.0)
             assert "Jit(f), which finds what f uses" in str(caught.value)
+            assert "a VarCollection of 1 variables" in str(caught.value)
             assert float(counter.calls.value) == 0
 
     @pytest.mark.parametrize("listed", [True, False], ids=["listed", "found"])
@@ -101,6 +112,21 @@ class TestArguments:
             return jnp.where(flag["a"], x, -x)
 
         assert [float(f(2.0, {"a": flag})) for flag in (True, False, True)] == [2, -2, 2] and len(traces) == 1
+
+    def test_a_static_argument_may_be_left_at_its_default(self):
+        flip = lambda x, negative=False: -x if negative else x
+        for call in (objax.Jit(flip, static_argnums=(1,)), objax.Jit(flip, objax.VarCollection(), (1,))):
+            assert [float(call(1.0)), float(call(1.0, True))] == [1, -1]
+
+    def test_any_name_of_an_argument(self):
+        assert float(objax.Jit(lambda _: 2 * _)(_=3.0)) == 6
+
+    def test_a_variable_goes_in_as_its_value(self):
+        v = objax.StateVar(jnp.arange(3.0))
+        call = objax.Jit(lambda pair: (pair["v"] * 2).sum())
+        assert float(call({"v": v})) == 6
+        v.value = v.value + 1
+        assert float(call({"v": v})) == 12 and call._call.traces == 1
 
     def test_representation(self):
         call = objax.Jit(objax.nn.Linear(2, 3, w_init=objax.nn.init.identity), static_argnums=None)

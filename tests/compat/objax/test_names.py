@@ -9,6 +9,7 @@ import inspect
 import jax.numpy as jnp
 
 import tether.compat.objax as objax
+from tether.compat.objax._names import known_as
 from tether.compat.objax.util import class_name, re_sign, repr_function
 
 
@@ -42,3 +43,12 @@ def test_a_signature_of_another():
         return x
 
     assert inspect.signature(re_sign(f)(lambda *args: None)) == inspect.signature(f)
+
+
+def test_a_partial_known_as_what_it_calls():
+    def f(x, y=1):
+        return x
+
+    call = known_as(f, functools.partial(lambda *args: None, 3))
+    assert call.__name__ == "f" and inspect.signature(call) == inspect.signature(f)
+    assert known_as(max, functools.partial(f)).__name__ == "max"

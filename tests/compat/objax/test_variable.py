@@ -80,6 +80,42 @@ class TestValue:
             other.reduce(jnp.array([[5.0, 5.0], [7.0, 7.0]]))
             assert other.value.tolist() == [5, 5]
 
+    def test_a_copy_is_apart(self):
+        v = objax.TrainVar(jnp.zeros(2))
+        ref, other = objax.TrainRef(v), copy.copy(v)
+        other.assign(jnp.ones(2))
+        assert v.value.tolist() == [0, 0] and other.value.tolist() == [1, 1]
+        copy.copy(ref).value = jnp.full(2, 2.0)
+        assert v.value.tolist() == [2, 2]
+
+    def test_what_tree_functions_make_is_of_the_same_kind(self):
+        class Registry:  # nobody looks for variables in a class
+            state = jax.tree.map(lambda key: key, objax.RandomState(3))
+
+        draw = objax.Vectorize(lambda x: jax.random.normal(Registry.state.split(1)[0]) + x)
+        assert len(np.unique(draw(jnp.zeros(6)))) == 6
+
+    @pytest.mark.parametrize("again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
+    def test_a_copy_is_found_as_itself(self, again):
+        v = objax.TrainVar(jnp.full((), 3.0))
+
+        class Registry:  # nobody looks for variables in a class
+            other = again(v)
+
+        gradient = objax.Grad(lambda x: Registry.other.value * x, None)
+        assert float(gradient(2.0)[0]) == 2 and next(iter(gradient.vars())) is Registry.other
+
+    def test_what_a_plain_transformation_uses_keeps_its_shape_and_dtype(self):
+        v = objax.StateVar(jnp.zeros(3))
+        plain = jax.jit(lambda: v.value.sum())
+        plain()
+        for wrong in (jnp.zeros(4), jnp.zeros(3, jnp.int32)):
+            with pytest.raises(AssertionError, match="can't change its shape or dtype") as caught:
+                v.value = wrong
+            assert "test_variable.py" in str(caught.value) and "float32[3]" in str(caught.value)
+        v.value = jnp.ones(3)
+        assert float(plain()) == 3
+
 
 class TestAsAnArray:
     def test_arithmetic_and_comparison(self):

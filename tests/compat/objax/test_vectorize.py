@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,6 +64,28 @@ class TestVariables:
         out = objax.Vectorize(f, objax.VarCollection(mean=mean, head=head, none=none, train=train))(X + 1)
         np.testing.assert_allclose(out, 2 * (X[:, 0] + 1))
         assert [float(v.value) for v in (mean, head, none, train)] == [5.5, 1, 0, 5.5]
+
+    def test_a_variable_that_none_wrote_is_not_reduced(self):
+        total = objax.StateVar(jnp.array(3.0), reduce=lambda x: x.sum(0))
+        np.testing.assert_allclose(objax.Vectorize(lambda x: x * total.value)(X), 3 * X)
+        assert float(total.value) == 3
+
+    def test_a_variable_goes_in_as_its_value(self):
+        v = objax.TrainVar(jnp.asarray(X))
+        np.testing.assert_allclose(objax.Vectorize(lambda x: x.sum())(v), X.sum(1))
+
+    def test_keys_of_a_copy_that_no_list_names(self):
+        generator = objax.random.Generator(7)
+        generator()
+
+        class Registry:  # nobody looks for variables in a class
+            other = copy.deepcopy(generator)
+
+        call = objax.Vectorize(lambda x: objax.random.normal((), generator=Registry.other) + x)
+        before = np.asarray(generator.key.value)
+        assert len(np.unique(call(jnp.zeros(6)))) == 6
+        np.testing.assert_array_equal(generator.key.value, before)
+        np.testing.assert_array_equal(Registry.other.key.value, jax.random.split(before, 7)[0])
 
     def test_each_example_has_a_key_of_its_own(self):
         generator = objax.random.Generator(7)

@@ -12,7 +12,11 @@ from typing import Any
 
 import jax
 import jax.core
+import numpy as np
 
+from tether._core import frame as _frame
+from tether._core import ref as _ref
+from tether._core.variable import Variable
 from tether.compat.objax._errors import MisuseError
 from tether.errors import describe
 
@@ -45,6 +49,21 @@ def assert_assigned_type_and_shape_match(existing_tensor: Any, new_tensor: Any) 
         expected=f"{describe(existing_tensor)}, of shape {old}",
         fix="assign an array of that shape, or make a new variable",
     )
+
+
+def check_fits_ref(cell: Variable, value: Any) -> None:
+    """Checks that a value keeps shape and dtype where a plain JAX transformation has the array in a ``jax.Ref``."""
+    if _frame.thread.frames or not _ref.holds(cell):
+        return
+    old = _frame.held(cell)
+    if (np.shape(value), getattr(value, "dtype", None)) != (old.shape, old.dtype):
+        raise MisuseError(
+            "A variable that a plain JAX transformation uses can't change its shape or dtype.",
+            at=f"used at {_ref.where(cell)}",
+            got=describe(value),
+            expected=describe(old),
+            fix=["objax.Jit, objax.functional.scan or tether's transformations, instead of JAX's", "a new variable"],
+        )
 
 
 def _own_shape(array: Any) -> tuple[int, ...]:

@@ -16,6 +16,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from tether._core import frame as _frame
+from tether._core import ref as _ref
+from tether._core.variable import Variable
+
 
 def get_local_devices() -> list[Any]:
     """The devices of this process, in order."""
@@ -31,6 +35,18 @@ def map_to_device(x: Any) -> Any:
     """Puts the rows of each array of a tree on the devices, one on each."""
     sharding = NamedSharding(device_mesh("device"), PartitionSpec("device"))
     return jax.tree.map(lambda leaf: jax.device_put(leaf, sharding), x)
+
+
+def taken_out(cell: Variable) -> Any:
+    """Takes an array out of the ``jax.Ref`` where a plain JAX transformation put it, and gives the Ref, or None.
+
+    A Ref keeps its shape and device; once it is the value of the cell again, it is written as before.
+    """
+    if _frame.thread.frames or not _ref.holds(cell):
+        return None
+    ref = cell._value
+    _frame.keep(cell, _frame.held(cell))
+    return ref
 
 
 def multi_host_barrier() -> None:

@@ -7,7 +7,7 @@
 | Jit(f, vc) | ``tether.jit`` of f with the cells of vc | random states are found anyway; others may not be written |
 | static_argnums | the same | |
 
-Arguments are traced as in Objax: bools too, and all that are given by name.
+Arguments are traced as in Objax: bools too, and all that are given by name. Variables among them go in as values.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tether._core import frame as _frame
 from tether._core.variable import Cells, Variable
 from tether._transforms import jit as tether_jit
 from tether.compat.objax._errors import MisuseError
-from tether.compat.objax._names import class_name
+from tether.compat.objax._names import class_name, known_as
 from tether.compat.objax._objects import Function, Module, discovered
 from tether.compat.objax.random import DEFAULT_GENERATOR
-from tether.compat.objax.variable import KeyCell, RandomState, VarCollection, cell_of, each, listed
+from tether.compat.objax.variable import KeyCell, RandomState, VarCollection, cell_of, each, unwrapped
 
 
 class Jit(Module):
@@ -79,15 +79,14 @@ def compiled(f: Callable[..., Any], vc: VarCollection | None, static_argnums: It
         reachable = Cells(None, cells)  # in place of f: its other variables stay where they are
     hidden = _Hidden(f)
 
-    def run(_: Any, *args: Any, **kwargs: Any) -> Any:
-        with listed(cells):
-            out = hidden.f(*args, **kwargs)
+    def run(_: Any, /, *args: Any, **kwargs: Any) -> Any:
+        out = hidden.f(*args, **kwargs)
         if cells is not None:
             _check_written(hidden.f, cells)
+            _make_constants(cells)
         return out
 
-    call: Any = functools.partial(run, reachable)
-    call.__name__ = getattr(f, "__name__", type(f).__name__)
+    call = known_as(f, functools.partial(run, reachable))
     return tether_jit(call, static_argnums=tuple(static_argnums))
 
 
@@ -102,7 +101,7 @@ def traced(arg: Any) -> Any:
     """An argument all of which JAX traces: bools are switches for Tether, and static."""
     if isinstance(arg, jax.Array | np.ndarray):
         return arg
-    return jax.tree.map(lambda leaf: np.bool_(leaf) if isinstance(leaf, bool) else leaf, arg)
+    return jax.tree.map(lambda leaf: np.bool_(leaf) if isinstance(leaf, bool) else leaf, unwrapped(arg))
 
 
 def _check_written(f: Callable[..., Any], cells: list[Variable]) -> None:
@@ -112,7 +111,14 @@ def _check_written(f: Callable[..., Any], cells: list[Variable]) -> None:
         raise MisuseError(
             "Jit: the function writes a variable that isn't in its VarCollection.",
             at=", ".join(names.get(cell, repr(cell)) for cell in others[:3]),
-            got=f"a VarCollection of {len(cells)} variables, without this one",
+            got=f"a VarCollection of {sum(not isinstance(c, KeyCell) for c in cells)} variables, without this one",
             expected="one with it, or none at all",
             fix=["Jit(f, vc + other.vars())", "Jit(f), which finds what f uses"],
         )
+
+
+def _make_constants(cells: list[Variable]) -> None:
+    """What f took from variables that aren't listed stays as it was in the trace: they aren't looked for again."""
+    missed = _frame.thread.frames[-1].missed
+    for cell in [cell for cell in missed if cell not in cells and not isinstance(cell, KeyCell)]:
+        del missed[cell]

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +39,14 @@ def repr_function(f: Any) -> str:
     if not hasattr(f, "__name__"):
         return type(f).__name__
     return f"{f.__name__}(*, {args})" if args else f.__name__
+
+
+def known_as(f: Callable[..., Any], call: Any) -> Any:
+    """A partial with the name and the signature of what it calls in the end: numbers of arguments mean those of f."""
+    call.__name__ = getattr(f, "__name__", type(f).__name__)
+    with contextlib.suppress(TypeError, ValueError):  # some builtins have no signature
+        call.__signature__ = inspect.signature(f)
+    return call
 
 
 def re_sign(f: Callable[..., Any]) -> Callable[[Any], Any]:

@@ -4,7 +4,7 @@
 | Objax | here | what differs |
 | --- | --- | --- |
 | Parallel(f, vc) | ``tether.jit`` of ``tether.shard_map`` over the local devices | variables are found |
-| vc.replicate() | a leading axis, one row on each device | outside of it the call replicates by itself |
+| vc.replicate() | a leading axis, one row on each device | outside of it the call replicates what f writes by itself |
 | static_argnums | never mapped | strings and other objects, too |
 """
 
@@ -20,14 +20,25 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tether._core import frame as _frame
+from tether._core.variable import Variable
 from tether._modules.selection import where
 from tether._transforms import jit, shard_map
 from tether.compat.objax._devices import device_mesh, get_local_devices
 from tether.compat.objax._errors import MisuseError
-from tether.compat.objax._names import class_name, repr_function
+from tether.compat.objax._names import class_name, known_as, repr_function
 from tether.compat.objax._objects import Function, Module, discovered
 from tether.compat.objax.random import DEFAULT_GENERATOR
-from tether.compat.objax.variable import UnseenStates, VarCollection, cell_of, check_states, each, is_replicated
+from tether.compat.objax.variable import (
+    RandomState,
+    UnseenStates,
+    VarCollection,
+    cell_of,
+    check_states,
+    each,
+    is_replicated,
+    owners,
+    unwrapped,
+)
 from tether.errors import describe
 
 
@@ -63,7 +74,8 @@ class Parallel(Module):
         self.vc = vc or discovered(f)
         self.__wrapped__ = f if isinstance(f, Module) else Function(f, self.vc)
         self._function = f
-        call = functools.partial(self._mapped, (f, DEFAULT_GENERATOR))
+        self._reduced: set[Variable] = set()  # cells that f writes, in any trace
+        call = known_as(f, functools.partial(self._mapped, (f, DEFAULT_GENERATOR)))
         self._call = jit(call, static_argnums=tuple(sorted(self.static_argnums)))
 
     def device_reshape(self, x: Any) -> Any:
@@ -93,8 +105,7 @@ class Parallel(Module):
         """
         loose = VarCollection((n, v) for n, v in self.vc.items() if not is_replicated(v))
         if loose:
-            with loose.replicate():
-                return self(*args)
+            return self._replicating(loose, args)
         try:
             out = self._call(*[a if n in self.static_argnums else self._rows(a) for n, a in enumerate(args)])
             return jax.tree.map(lambda rows: self.reduce(jax.device_put(rows, get_local_devices()[0])), out)
@@ -103,20 +114,36 @@ class Parallel(Module):
             self.vc.update((f"found[{len(self.vc) + n}]", state) for n, state in enumerate(unseen.states))
         return self(*args)
 
+    def _replicating(self, loose: VarCollection, args: Any) -> Any:
+        """A call that replicates by itself: what f doesn't write stays as it is, to the bit, and after an error all."""
+        kept = {cell_of(v): v.value for v in each(loose) if not isinstance(v, RandomState)}
+        try:
+            with loose.replicate():
+                out = self(*args)
+            kept = {cell: value for cell, value in kept.items() if cell not in self._reduced}
+        finally:
+            for cell, value in kept.items():
+                _frame.write(cell, value)
+        return out
+
     def _rows(self, arg: Any) -> Any:
         sharding = NamedSharding(device_mesh(self.axis_name), PartitionSpec(self.axis_name))
-        return jax.tree.map(lambda x: jax.device_put(self.device_reshape(x), sharding), arg)
+        return jax.tree.map(lambda x: jax.device_put(self.device_reshape(x), sharding), unwrapped(arg))
 
     def _mapped(self, reachable: Any, *rows: Any) -> Any:
         cells = list(dict.fromkeys(map(cell_of, each(self.vc))))
         spec = PartitionSpec(self.axis_name)
 
         def block(_: Any, *rows: Any) -> Any:
-            for cell in cells:
-                _frame.write(cell, _frame.read(cell)[0])
+            given = {cell: _frame.read(cell)[0] for cell in cells}
+            for cell, row in given.items():
+                _frame.write(cell, row)
             args = [a if n in self.static_argnums else jax.tree.map(lambda x: x[0], a) for n, a in enumerate(rows)]
             out = self._function(*args)
             check_states(each(self.vc))
+            for variable in owners(cells):
+                if variable._reduce and _frame.read(cell_of(variable)) is not given[cell_of(variable)]:
+                    self._reduced.add(cell_of(variable))
             for cell in cells:
                 _frame.write(cell, _frame.read(cell)[None])
             return jax.tree.map(lambda x: jnp.asarray(x)[None], out)

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from tether._core import frame as _frame
 from tether._modules.selection import where
 from tether._transforms import vmap
 from tether.compat.objax._arguments import positional_args_names
@@ -33,6 +34,7 @@ from tether.compat.objax.variable import (
     check_states,
     each,
     reduce_mean,
+    unwrapped,
 )
 from tether.errors import describe
 
@@ -80,6 +82,7 @@ class Vectorize(Module):
                 got=f"{len(args)} arguments",
                 expected=f"{len(self.batch_axis)}, as batch_axis={self.batch_axis} says",
             )
+        args = tuple(map(unwrapped, args))
         axes = tuple(None if _is_scalar(arg) else axis for arg, axis in zip(args, self.batch_axis, strict=True))
         size = self._size(args, axes)
         while True:
@@ -90,14 +93,16 @@ class Vectorize(Module):
 
     def _mapped(self, axes: Any, size: int, args: Any) -> Any:
         states, before = self._states, [state.value for state in self._states]
-        reduced = [variable for variable in each(self.vc) if _reduces_itself(variable)]
-        cells = list(map(cell_of, reduced))
+        reducing = [variable for variable in each(self.vc) if _reduces_itself(variable)]
+        cells, reduced = list(map(cell_of, reducing)), []
 
         def lane(_: Any, keys: list[Any], *args: Any) -> tuple[Any, Any]:
             for state, key in zip(states, keys, strict=True):
                 state.value = key
             out = self._function(*args)
             check_states(states)
+            written = _frame.thread.frames[-1].written
+            reduced[:] = [variable for variable in reducing if cell_of(variable) in written]
             return out, [variable.value for variable in reduced]
 
         mapped = vmap(

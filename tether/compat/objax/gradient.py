@@ -26,7 +26,7 @@ from tether.compat.objax._errors import MisuseError
 from tether.compat.objax._names import class_name, repr_function
 from tether.compat.objax._objects import Module, discovered
 from tether.compat.objax.typing import JaxArray
-from tether.compat.objax.variable import TrainVar, VarCollection, cell_of, each, owners
+from tether.compat.objax.variable import TrainVar, VarCollection, cell_of, each, owners, unwrapped
 
 __all__ = ["Grad", "GradValues", "Hessian", "Jacobian"]
 
@@ -65,7 +65,7 @@ class _Derivative(Module):
         """The derivatives, and all that f returns."""
         if not self._is_complete:
             self._complete(args, kwargs)
-        parts = [jax.tree.flatten(args[number]) for number in self.input_argnums]
+        parts = [jax.tree.flatten(unwrapped(args[number])) for number in self.input_argnums]
         inputs = [[Param.make(jnp.asarray(leaf)) for leaf in leaves] for leaves, _ in parts]
         variables = [cell_of(variable) for variable in each(self.vc.subset(TrainVar))]
         new = list(args)

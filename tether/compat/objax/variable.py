@@ -18,7 +18,6 @@ import abc
 import contextlib
 import math
 import re
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -31,8 +30,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tether._core import frame as _frame
 from tether._core.variable import Param, State, Variable, strong
 from tether._transforms._discovery import Searched
-from tether.compat.objax._check import assert_assigned_type_and_shape_match
-from tether.compat.objax._devices import device_mesh, get_local_devices
+from tether.compat.objax._check import assert_assigned_type_and_shape_match, check_fits_ref
+from tether.compat.objax._devices import device_mesh, get_local_devices, taken_out
 from tether.compat.objax._errors import ConflictError, MisuseError
 from tether.compat.objax._names import class_name, repr_function
 
@@ -59,26 +58,6 @@ class KeyCell(State):
     __slots__ = ("owner",)
 
 
-class _Lists(threading.local):
-    """The lists of variables that the compiled functions around were given, the innermost last."""
-
-    def __init__(self) -> None:
-        self.around: list[frozenset[Variable] | None] = []
-
-
-_lists = _Lists()
-
-
-@contextlib.contextmanager
-def listed(cells: Iterable[Variable] | None) -> Iterator[None]:
-    """Inside, variables that aren't listed read as constants; None lists all."""
-    _lists.around.append(None if cells is None else frozenset(cells))
-    try:
-        yield
-    finally:
-        _lists.around.pop()
-
-
 class UnseenStates(Exception):
     """Ends a run that drew from random states which were not found before: what it gave is not used."""
 
@@ -95,12 +74,6 @@ def check_states(known: Iterable[BaseVar]) -> None:
         raise UnseenStates(owners(drawn))
 
 
-def is_listed(cell: Variable) -> bool:
-    """Whether a compiled function around has a variable among its inputs; random states always are."""
-    around = _lists.around
-    return not around or around[-1] is None or cell in around[-1] or isinstance(cell, KeyCell)
-
-
 def reduce_mean(x: jax.Array) -> jax.Array:
     """The mean over the first axis."""
     return x.mean(0)
@@ -109,10 +82,6 @@ def reduce_mean(x: jax.Array) -> jax.Array:
 def cell_of(variable: BaseVar) -> Variable:
     """The cell where the value of a variable stands."""
     return variable.ref._cell if isinstance(variable, TrainRef) else variable._cell
-
-
-def _read(cell: Variable) -> Any:
-    return _frame.read(cell) if is_listed(cell) else _frame.peek(cell)
 
 
 def _as_held(value: Any) -> Any:
@@ -150,6 +119,13 @@ def _unwrapped(value: Any) -> Any:
     return value.value if isinstance(value, BaseVar) else value
 
 
+def unwrapped(tree: Any) -> Any:
+    """A tree with values in place of variables: what a transformation makes of its arguments."""
+    if isinstance(tree, jax.Array | np.ndarray):
+        return tree
+    return jax.tree.map(_unwrapped, tree, is_leaf=lambda part: isinstance(part, BaseVar))
+
+
 class BaseVar(Searched, abc.ABC):
     """What all variables have: a value, which arithmetic and array methods reach through.
 
@@ -158,6 +134,7 @@ class BaseVar(Searched, abc.ABC):
     """
 
     _cell: Any
+    _kind: type[Variable] = StateCell
 
     def __init__(self, reduce: Callable[[jax.Array], jax.Array] | None):
         self._reduce = reduce
@@ -171,8 +148,20 @@ class BaseVar(Searched, abc.ABC):
         """A variable apart from all others that holds a value, as JAX's tree functions make it."""
         variable = object.__new__(cls)
         variable._reduce = reduce
-        variable._cell = _made(variable, StateCell if issubclass(cls, BaseState) else TrainCell, children[0])
+        variable._cell = _made(variable, cls._kind, children[0])
         return variable
+
+    def __copy__(self) -> Any:
+        other = object.__new__(type(self))
+        vars(other).update(vars(self))
+        if "_cell" in vars(self):
+            other._cell = _made(other, type(self._cell), self.value)
+        return other
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if "_cell" in state:
+            self._cell.owner = weakref.ref(self)  # a copied cell has none
 
     def _tether_parts(self) -> dict[str, Any]:
         cell: Any = cell_of(self)
@@ -236,7 +225,7 @@ class BaseVar(Searched, abc.ABC):
 
     @_value.setter
     def _value(self, tensor: Any) -> None:
-        _frame.write(cell_of(self), _as_held(tensor))
+        _set(self, tensor)
 
     @property
     def dtype(self) -> Any:
@@ -284,14 +273,16 @@ class TrainVar(BaseVar):
         [2.0, 2.0]
     """
 
+    _kind = TrainCell
+
     def __init__(self, tensor: Any, reduce: Callable[[jax.Array], jax.Array] | None = reduce_mean):
         super().__init__(reduce)
-        self._cell = _made(self, TrainCell, _as_held(tensor))
+        self._cell = _made(self, self._kind, _as_held(tensor))
 
     @property
     def value(self) -> Any:
         """The value, which ``assign`` writes."""
-        return _read(self._cell)
+        return _frame.read(self._cell)
 
     @value.setter
     def value(self, tensor: Any) -> None:
@@ -301,7 +292,7 @@ class TrainVar(BaseVar):
         """Sets the value; with ``check``, to a JAX array of the same shape."""
         if check:
             assert_assigned_type_and_shape_match(self.value, tensor)
-        _frame.write(self._cell, _as_held(tensor))
+        _set(self, tensor)
 
 
 class BaseState(BaseVar):
@@ -344,8 +335,6 @@ class StateVar(BaseState):
         reduce: As in BaseVar.
     """
 
-    _kind: type[Variable] = StateCell
-
     def __init__(self, tensor: Any, reduce: Callable[[jax.Array], jax.Array] | None = reduce_mean):
         super().__init__(reduce)
         self._cell = _made(self, self._kind, _as_held(tensor))
@@ -353,11 +342,11 @@ class StateVar(BaseState):
     @property
     def value(self) -> Any:
         """The value; a write checks nothing."""
-        return _read(self._cell)
+        return _frame.read(self._cell)
 
     @value.setter
     def value(self, tensor: Any) -> None:
-        _frame.write(self._cell, _as_held(tensor))
+        _set(self, tensor)
 
 
 class RandomState(StateVar):
@@ -451,28 +440,36 @@ class VarCollection(dict[str, BaseVar]):
 
     @contextlib.contextmanager
     def replicate(self) -> Iterator[None]:
-        """Gives each device a copy of the variables, a leading axis; at the end ``reduce`` makes one of them."""
-        devices = get_local_devices()
+        """Gives each device a copy of the variables, a leading axis; at the end ``reduce`` makes one of them.
+
+        Those that have copies already, in a ``replicate`` around, keep them.
+        """
+        devices, sharding = get_local_devices(), NamedSharding(device_mesh("device"), PartitionSpec("device"))
         own = list({cell_of(v): v.ref if isinstance(v, TrainRef) else v for v in each(self)}.values())
-        later: dict[int, Any] = {}
-        for variable in own:
-            copies = (
-                variable.split(len(devices))
-                if isinstance(variable, RandomState)
-                else jnp.broadcast_to(variable.value, (len(devices), *variable.shape))
-            )
-            later[id(variable)] = variable.value
-            _set(variable, jax.device_put(copies, NamedSharding(device_mesh("device"), PartitionSpec("device"))))
-            _replicated.add(cell_of(variable))
+        states: dict[int, Any] = {}  # random states, as they go on later
+        replicated: list[tuple[BaseVar, Any]] = []
         try:
+            for variable in (v for v in own if not is_replicated(v)):
+                if isinstance(variable, RandomState):
+                    copies = variable.split(len(devices))
+                    states[id(variable)] = variable.value
+                else:
+                    copies = jnp.broadcast_to(variable.value, (len(devices), *variable.shape))
+                replicated.append((variable, taken_out(cell_of(variable))))
+                _set(variable, jax.device_put(copies, sharding))
+                _replicated.add(cell_of(variable))
             yield
         finally:
-            for variable in own:
-                _replicated.discard(cell_of(variable))
+            for variable, ref in replicated:
+                cell, copies = cell_of(variable), variable.value
+                _replicated.discard(cell)
+                taken_out(cell)
+                if ref is not None:
+                    _frame.set_value(cell, ref)
                 if isinstance(variable, RandomState):
-                    _set(variable, later[id(variable)])
+                    _set(variable, states[id(variable)])
                 else:
-                    variable.reduce(jax.device_put(variable.value, devices[0]))
+                    variable.reduce(jax.device_put(copies, devices[0]))
 
     def subset(self, is_a: Any = None, is_not: Any = None) -> VarCollection:
         """The variables of some classes, or not of some; with neither given, none."""
@@ -493,4 +490,6 @@ def each(vc: VarCollection) -> list[BaseVar]:
 
 
 def _set(variable: BaseVar, value: Any) -> None:
-    _frame.write(cell_of(variable), value)
+    cell, value = cell_of(variable), _as_held(value)
+    check_fits_ref(cell, value)
+    _frame.write(cell, value)

@@ -59,3 +59,20 @@ def test_a_module_made_inside_ends_there():
 
 def test_the_default_generator_makes_no_device_at_import():
     assert objax.random.DEFAULT_GENERATOR.initial_seed == 0
+
+
+def test_a_generator_of_ones_own_has_its_other_variables():
+    class Counted(objax.random.Generator):
+        def __init__(self):
+            super().__init__(3)
+            self.calls = objax.StateVar(jnp.zeros(()))
+
+        def __call__(self):
+            self.calls.value = self.calls.value + 1
+            return super().__call__()
+
+    generator = Counted()
+    assert list(generator.vars().keys()) == ["(Counted)._key", "(Counted).calls"]
+    draw = objax.Jit(lambda: objax.random.normal((2,), generator=generator))
+    draw(), draw()
+    assert float(generator.calls.value) == 2 and draw._call.traces == 1

@@ -63,13 +63,15 @@ class Generator(Module):
 
     def vars(self, scope: str = "") -> VarCollection:
         """The state, by name."""
-        return VarCollection({f"{scope}({type(self).__name__})._key": self.key})
+        self._key = self.key
+        return super().vars(scope)
 
     def __repr__(self) -> str:
         return f"{class_name(self)}(seed={self.initial_seed})"
 
     def _tether_parts(self) -> dict[str, Any]:
-        return {"": self.key}
+        parts = {name: part for name, part in vars(self).items() if name != "_key"}
+        return {**parts, "": self.key}
 
 
 DEFAULT_GENERATOR = Generator(0)

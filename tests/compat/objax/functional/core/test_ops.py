@@ -125,6 +125,18 @@ def test_scan_threads_variables():
     assert float(carry) == 10 and products.tolist() == [2, 9, 24] and float(count.value) == 3
 
 
+def test_scan_finds_the_default_generator():
+    def draw(n):
+        return F.scan(lambda total, _: (total + objax.random.normal(()), None), jnp.zeros(()), None, n)[0]
+
+    objax.random.DEFAULT_GENERATOR.seed(0)
+    wanted = sum(float(objax.random.normal(())) for _ in range(3))
+    for call in (draw, objax.Jit(draw, static_argnums=(0,))):
+        objax.random.DEFAULT_GENERATOR.seed(0)
+        np.testing.assert_allclose(call(3), wanted, rtol=1e-5)
+    assert list(inspect.signature(F.scan).parameters)[:4] == ["f", "init", "xs", "length"]
+
+
 @pytest.mark.parametrize("kind", [lambda x: x, objax.TrainVar])
 def test_functions_of_lax_take_variables(kind):
     x = kind(jnp.array([[1.0, 4.0, 16.0], [25.0, 9.0, 0.25]]))

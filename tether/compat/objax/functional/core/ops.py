@@ -6,28 +6,31 @@
 | dynamic_slice, rsqrt, stop_gradient, top_k | ``jax.lax`` | variables as arguments are their values |
 | one_hot | ``jax.nn.one_hot`` | nothing |
 | pad | ``jnp.pad`` | its arguments have names; ``jnp.pad`` itself is left as it is |
-| scan | ``tether.scan`` | the same arguments; variables that the body writes go from turn to turn |
+| scan | ``tether.scan`` | variables that the body writes, random states too, go from turn to turn |
 | interpolate, upsample_2d | ``jax.image.resize`` | lists as sizes, too; errors in words |
 | flatten, upscale_nn | ``jnp`` | errors in words |
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tether._transforms import scan
+from tether._transforms import scan as tether_scan
 from tether.compat.objax._errors import MisuseError
+from tether.compat.objax._names import known_as
 from tether.compat.objax.constants import Interpolate
 from tether.compat.objax.functional.core._inputs import images, pair
+from tether.compat.objax.random import DEFAULT_GENERATOR
 from tether.compat.objax.util import re_sign, to_interpolate
-from tether.compat.objax.variable import BaseVar
+from tether.compat.objax.variable import unwrapped
 from tether.errors import describe
 
 __all__ = [
@@ -55,7 +58,7 @@ def dynamic_slice(operand: Any, start_indices: Any, slice_sizes: Sequence[int]) 
         start_indices: One for each axis.
         slice_sizes: One for each axis.
     """
-    return lax.dynamic_slice(jnp.asarray(operand), _values(start_indices), slice_sizes)
+    return lax.dynamic_slice(jnp.asarray(operand), unwrapped(start_indices), slice_sizes)
 
 
 def rsqrt(x: Any) -> jax.Array:
@@ -65,21 +68,28 @@ def rsqrt(x: Any) -> jax.Array:
 
 def stop_gradient(x: Any) -> Any:
     """The same array, or tree of arrays, as a constant for gradients."""
-    return lax.stop_gradient(_values(x))
+    return lax.stop_gradient(unwrapped(x))
+
+
+@re_sign(tether_scan)
+def scan(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Runs ``carry, y = f(carry, x)`` for each ``x`` in turn, and stacks the ``y``, as ``lax.scan``.
+
+    Args:
+        f: The body.
+        *args: ``init, xs=None, length=None, reverse=False, unroll=1``, as of ``lax.scan``.
+        **kwargs: Those by name.
+    """
+    return tether_scan(known_as(f, functools.partial(_turn, DEFAULT_GENERATOR, f)), *args, **kwargs)
+
+
+def _turn(_: Any, f: Callable[..., Any], carry: Any, x: Any) -> Any:
+    return f(carry, x)  # the first argument is there to be found
 
 
 def top_k(operand: Any, k: int) -> Any:
     """The k largest along the last axis, and where they are."""
     return lax.top_k(jnp.asarray(operand), k)
-
-
-def _values(tree: Any) -> Any:
-    """A tree with the values of variables in their place."""
-    return jax.tree.map(lambda x: x.value if _is_variable(x) else x, tree, is_leaf=_is_variable)
-
-
-def _is_variable(x: Any) -> bool:
-    return isinstance(x, BaseVar)
 
 
 def _pad(
