@@ -10,5 +10,13 @@ class MisuseError(ArgumentError, AssertionError):
     """Where Objax had an ``assert``."""
 
 
+class UnknownNameError(ArgumentError, KeyError):
+    """Where Objax looked a name up in an enumeration."""
+
+
+class NoAxisError(ArgumentError, NameError):
+    """Where JAX knows no axis of devices."""
+
+
 class ConflictError(TetherError, ValueError):
     """Where Objax raised a ValueError: names in conflict, variables missing."""

@@ -117,7 +117,7 @@ class GradValues(_Gradient):
     Args:
         f: The function or module; the first of its results, a scalar, is differentiated.
         variables: With respect to which, the TrainVars among them. None for none, if there are input_argnums;
-            else for all that f uses.
+            else for all that f uses in the first call.
         input_argnums: Numbers of the inputs with respect to which; those are given by position.
     Raises:
         GradientError: the first result is no scalar, or an input has no float in it.

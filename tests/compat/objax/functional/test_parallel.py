@@ -25,3 +25,10 @@ def test_another_name_of_the_axis():
     total = objax.Parallel(lambda x: objax.functional.parallel.psum(x, "rows"), axis_name="rows", reduce=lambda y: y[0])
     assert total(jnp.arange(4.0)).tolist() == [6.0]
     assert objax.functional.parallel.partial is functools.partial
+
+
+def test_outside_of_parallel():
+    with pytest.raises(NameError) as caught:
+        objax.nn.SyncedBatchNorm0D(2)(jnp.ones((4, 2)), training=True)
+    assert "got:      axis_name='device', and no such axis around this call" in str(caught.value)
+    assert "objax.Parallel(f)(x)" in str(caught.value)

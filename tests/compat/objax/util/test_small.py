@@ -36,11 +36,14 @@ def test_padding():
     assert to_padding(objax.ConvPadding.SAME, 2) == to_padding("same", 2) == "SAME"
     assert to_padding(1, 2) == ((1, 1), (1, 1)) and to_padding((1, 2), 2) == ((1, 2), (1, 2))
     assert to_padding([(1, 2), (3, 4)], 2) == ((1, 2), (3, 4))
+    with pytest.raises(KeyError) as caught:
+        to_padding("full", 2)
+    assert "got:      'full'" in str(caught.value) and "SAME and VALID" in str(caught.value)
 
 
 def test_interpolation():
     assert to_interpolate(objax.Interpolate.CUBIC) == to_interpolate("Cubic") == "cubic"
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="NEAREST, LINEAR"):
         to_interpolate("no such")
     with pytest.raises(AssertionError, match="NEAREST, LINEAR"):
         to_interpolate(3)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from numbers import Number
 from typing import Any
 
-from tether.compat.objax._errors import MisuseError
+from tether.compat.objax._errors import MisuseError, UnknownNameError
 from tether.compat.objax.constants import ConvPadding, Interpolate
 from tether.errors import describe
 
@@ -72,9 +72,7 @@ def to_interpolate(interpolate: Any) -> str:
         return interpolate.value
     if isinstance(interpolate, str) and interpolate.upper() in Interpolate.__members__:
         return Interpolate[interpolate.upper()].value
-    if isinstance(interpolate, str):
-        raise KeyError(interpolate.upper())
-    raise MisuseError(
+    raise (UnknownNameError if isinstance(interpolate, str) else MisuseError)(
         "to_interpolate: this is no interpolation.",
         got=describe(interpolate),
         expected="an objax.Interpolate, or one of the names " + ", ".join(Interpolate.__members__),
@@ -86,6 +84,12 @@ def to_padding(padding: Any, ndim: int) -> Any:
     if isinstance(padding, ConvPadding):
         return padding.value
     if isinstance(padding, str):
+        if padding.upper() not in ConvPadding.__members__:
+            raise UnknownNameError(
+                "to_padding: this is no padding.",
+                got=describe(padding),
+                expected="an objax.ConvPadding, one of the names SAME and VALID, or numbers of pixels",
+            )
         return ConvPadding[padding.upper()].value
     if isinstance(padding, int):
         return ((padding, padding),) * ndim
