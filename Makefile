@@ -21,10 +21,10 @@ demo: $(VENV)/.ready
 
 # Beyond four workers the compilations of one test get in the way of another's more than the workers help.
 test: $(VENV)/.ready
-	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --maxprocesses=4 $(ARGS)
+	$(VENV)/bin/python -m pytest -q -n $(WORKERS) --maxprocesses=4 --dist worksteal $(ARGS)
 
 fuzz: $(VENV)/.ready
-	TETHER_FUZZ=40 $(VENV)/bin/python -m pytest -q -n $(WORKERS) --maxprocesses=4 $(or $(ARGS),tests/laws/test_programs.py \
+	TETHER_FUZZ=40 $(VENV)/bin/python -m pytest -q -n $(WORKERS) --maxprocesses=4 --dist worksteal $(or $(ARGS),tests/laws/test_programs.py \
 		tests/laws/test_trees.py tests/laws/test_interrupts.py tests/laws/test_transforms.py)
 
 # The other libraries come on top of the oldest lane, so Python 3.11.

@@ -26,7 +26,7 @@ class DNNet(Sequential):
         MisuseError: not two sizes at least.
     Example:
         >>> from tether.compat.objax.zoo.dnnet import DNNet
-        >>> DNNet([4, 8, 2], objax.functional.softmax)(jnp.ones((3, 4))).sum(1).tolist()
+        >>> DNNet([4, 8, 2], objax.functional.softmax)(jnp.ones((3, 4))).sum(1).round(5).tolist()
         [1.0, 1.0, 1.0]
     """
 
