@@ -8,6 +8,7 @@ by the compiled function, with one trace.
 from __future__ import annotations
 
 import functools
+import types
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 import tether
 from tether._transforms._discovery import Reach
-from tether.errors import MissedReadWarning
+from tether.errors import LeakError, MissedReadWarning
 
 
 class Unit(tether.Module):
@@ -313,6 +314,30 @@ TABLE: dict[int, Any] = {}
 
 def _lookup(key: int) -> Any:
     return TABLE[key]
+
+
+def test_closure_of_a_function_of_a_library():
+    """Its globals are no place for a model; what it closes over is."""
+    unit = Unit()
+    call = lambda x: unit(x)
+    call.__module__ = "jax.numpy"
+    step = tether.jit(call)
+    step(jnp.ones(()))  # a missed read would warn
+    assert step.traces == 1 and len(step.reads) > 0
+
+
+def test_a_variable_that_a_trace_left_behind():
+    """It is in nobody's way, as long as nobody reads it."""
+    holder = types.SimpleNamespace(state=tether.State(0.0))
+
+    def fresh(x):
+        holder.state = tether.State(x)
+        return holder.state.value + 1
+
+    step = tether.jit(fresh)
+    assert [float(step(x)) for x in (1.0, 2.0)] == [2, 3]
+    with pytest.raises(LeakError, match="outside the transformation that made it"):
+        tether.jit(lambda: holder.state.value + 1)()
 
 
 def test_walk_of_large_and_cyclic_objects_ends():

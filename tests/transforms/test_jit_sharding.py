@@ -161,6 +161,17 @@ class TestInARef:
             step(ROWS)
             assert self.is_right(net, calls)
 
+    def test_draws_in_lanes_of_shards_after_one_in_plain_jit(self):
+        """Nothing that jit is given lies on the mesh: it learns of it from the shard_map inside."""
+        jax.jit(lambda: tether.random.draw())()
+        tether.seed(0)
+        rows = PartitionSpec("d")
+        f = lambda x: x + jax.random.uniform(tether.random.draw(), x.shape)
+        split = tether.shard_map(f, mesh=on_mesh().mesh, in_specs=rows, out_specs=rows)
+        step = tether.jit(tether.vmap(split))
+        drawn = [np.asarray(step(jnp.zeros((3, 4)))) for _ in range(2)]
+        assert len(np.unique(drawn)) == 24 and step.traces == 1
+
     def test_dropout_after_a_draw_in_plain_jit(self):
         jax.jit(lambda: tether.random.draw())()
         rows, drop = PartitionSpec("d"), tether.nn.Dropout(0.5)

@@ -49,6 +49,24 @@ def test_write_of_the_same_value_and_swap():
     assert swap.traces == 1
 
 
+@pytest.mark.parametrize("donate", [False, True], ids=["keeping", "donating"])
+def test_what_is_put_back_is_not_written(donate):
+    """Other values for the length of a call: an average in place of the weights."""
+    weight, average = tether.State(jnp.ones(3)), tether.State(jnp.full(3, 2.0))
+
+    @tether.jit(donate_state=donate)
+    def with_average(x):
+        before, weight.value = weight.value, average.value
+        y = (weight.value * x).sum()
+        weight.value = before
+        return y
+
+    for _ in range(2):
+        assert float(with_average(3.0)) == 18 and weight.value.tolist() == [1, 1, 1]
+    assert with_average.writes == ()
+    assert len(jax.tree.leaves(with_average.lower(3.0).out_info)) == 1
+
+
 def test_chain_of_missed_reads_ends():
     cells = [tether.State(float(i)) for i in range(3)]
     hidden = types.MappingProxyType({"cells": cells})

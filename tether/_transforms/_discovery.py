@@ -188,8 +188,7 @@ class Reach:
         return any(found)
 
     def _object(self, value: Any, name: str) -> bool:
-        parts = value._tether_parts if isinstance(value, Searched) else lambda: getattr(value, "__dict__", None)
-        fields = parts()
+        fields = value._tether_parts() if isinstance(value, Searched) else getattr(value, "__dict__", None)
         is_plain = isinstance(value, types.SimpleNamespace | Searched) or not _is_library(type(value).__module__)
         if not isinstance(fields, dict) or not is_plain:
             return False

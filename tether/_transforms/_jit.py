@@ -449,7 +449,7 @@ def _commit(plan: _Plan, leaves: list[Any]) -> None:
     own = [variable for variable in plan.inputs if not _ref.holds(variable)]  # nobody put a Ref where it is
     values = [value for value in [*leaves, *_frame.gather_stored(own, plan.settled)] if isinstance(value, jax.Array)]
     placed = {variable: found for variable, sharding in plan.placed.items() if (found := _concrete(sharding))}
-    home = next((value.sharding for value in values if value.committed), next(iter(placed.values()), None))
+    home = next((value.sharding for value in values if value.committed), None)
     if home is None and plan.program.mesh is not None:
         home = _concrete(jax.sharding.NamedSharding(plan.program.mesh, jax.sharding.PartitionSpec()))
     plan.is_committed, plan.is_single = True, home is None or isinstance(home, jax.sharding.SingleDeviceSharding)

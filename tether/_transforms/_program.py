@@ -38,7 +38,8 @@ class Program:
 
     def __init__(self, name: str, traced: Traced, names: dict[Variable, str]):
         index = {variable: i for i, variable in enumerate(traced.lifted)}
-        written = [v for v in traced.written if not v.leaves_only and not (v in index and traced.is_unchanged(v))]
+        unchanged = traced.unchanged()
+        written = [v for v in traced.written if not v.leaves_only and v not in unchanged]
         self.packed, self.traces, self.is_closed = traced.packed, traced.count, traced.is_closed
         self.written = [index[variable] for variable in written]
         self.placed = {index[v]: sharding for v, sharding in traced.placed.items() if v in index}

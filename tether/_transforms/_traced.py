@@ -119,11 +119,11 @@ class Traced:
         """The program as a function."""
         return jax.extend.core.jaxpr_as_fun(self.jaxpr)
 
-    def is_unchanged(self, variable: Variable) -> bool:
-        """Whether a Variable that was written has the value in the end that it had at the start."""
-        inner = self.jaxpr.jaxpr
-        last = inner.outvars[self.packed.count + self.written.index(variable)]
-        return last is inner.invars[self.lifted.index(variable)]
+    def unchanged(self) -> set[Variable]:
+        """The Variables that were written, and have the value in the end that they had at the start."""
+        first = dict(zip(self.lifted, self.jaxpr.jaxpr.invars, strict=False))
+        last = zip(self.written, self.jaxpr.jaxpr.outvars[self.packed.count :], strict=True)
+        return {variable for variable, value in last if first.get(variable) is value}
 
     def _used(self) -> list[bool]:
         inner = self.jaxpr.jaxpr

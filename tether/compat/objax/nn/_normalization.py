@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -122,7 +122,23 @@ class BatchNorm(Module):
         return f"{class_name(self)}({sizes}, momentum={self.momentum}, eps={self.eps})"
 
 
-class BatchNorm0D(BatchNorm):
+class _OfChannels(BatchNorm):
+    """What the layers of one rank have in common: they are made of a number of channels.
+
+    Attributes:
+        _space: Number of axes behind the channels.
+    """
+
+    _space: ClassVar[int]
+
+    def __init__(self, nin: int, momentum: float = 0.999, eps: float = 1e-6):
+        super().__init__((1, nin, *(1,) * self._space), (0, *range(2, 2 + self._space)), momentum, eps)
+
+    def __repr__(self) -> str:
+        return self._shown(f"nin={self.beta.shape[1]}")
+
+
+class BatchNorm0D(_OfChannels):
     """BatchNorm of vectors, float[batch, nin].
 
     Args:
@@ -131,14 +147,10 @@ class BatchNorm0D(BatchNorm):
         eps: As in BatchNorm.
     """
 
-    def __init__(self, nin: int, momentum: float = 0.999, eps: float = 1e-6):
-        super().__init__((1, nin), (0,), momentum, eps)
-
-    def __repr__(self) -> str:
-        return self._shown(f"nin={self.beta.shape[1]}")
+    _space = 0
 
 
-class BatchNorm1D(BatchNorm):
+class BatchNorm1D(_OfChannels):
     """BatchNorm of sequences, float[batch, nin, length].
 
     Args:
@@ -147,14 +159,10 @@ class BatchNorm1D(BatchNorm):
         eps: As in BatchNorm.
     """
 
-    def __init__(self, nin: int, momentum: float = 0.999, eps: float = 1e-6):
-        super().__init__((1, nin, 1), (0, 2), momentum, eps)
-
-    def __repr__(self) -> str:
-        return self._shown(f"nin={self.beta.shape[1]}")
+    _space = 1
 
 
-class BatchNorm2D(BatchNorm):
+class BatchNorm2D(_OfChannels):
     """BatchNorm of images, float[batch, nin, height, width].
 
     Args:
@@ -163,11 +171,7 @@ class BatchNorm2D(BatchNorm):
         eps: As in BatchNorm.
     """
 
-    def __init__(self, nin: int, momentum: float = 0.999, eps: float = 1e-6):
-        super().__init__((1, nin, 1, 1), (0, 2, 3), momentum, eps)
-
-    def __repr__(self) -> str:
-        return self._shown(f"nin={self.beta.shape[1]}")
+    _space = 2
 
 
 class SyncedBatchNorm(BatchNorm):
@@ -196,7 +200,7 @@ class SyncedBatchNorm(BatchNorm):
         return parallel.pmean(super()._mean(x))
 
 
-class SyncedBatchNorm0D(SyncedBatchNorm):
+class SyncedBatchNorm0D(_OfChannels, SyncedBatchNorm):
     """SyncedBatchNorm of vectors, float[batch, nin].
 
     Args:
@@ -205,14 +209,10 @@ class SyncedBatchNorm0D(SyncedBatchNorm):
         eps: As in BatchNorm.
     """
 
-    def __init__(self, nin: int, momentum: float = 0.999, eps: float = 1e-6):
-        super().__init__((1, nin), (0,), momentum, eps)
-
-    def __repr__(self) -> str:
-        return self._shown(f"nin={self.beta.shape[1]}")
+    _space = 0
 
 
-class SyncedBatchNorm1D(SyncedBatchNorm):
+class SyncedBatchNorm1D(_OfChannels, SyncedBatchNorm):
     """SyncedBatchNorm of sequences, float[batch, nin, length].
 
     Args:
@@ -221,14 +221,10 @@ class SyncedBatchNorm1D(SyncedBatchNorm):
         eps: As in BatchNorm.
     """
 
-    def __init__(self, nin: int, momentum: float = 0.999, eps: float = 1e-6):
-        super().__init__((1, nin, 1), (0, 2), momentum, eps)
-
-    def __repr__(self) -> str:
-        return self._shown(f"nin={self.beta.shape[1]}")
+    _space = 1
 
 
-class SyncedBatchNorm2D(SyncedBatchNorm):
+class SyncedBatchNorm2D(_OfChannels, SyncedBatchNorm):
     """SyncedBatchNorm of images, float[batch, nin, height, width].
 
     Args:
@@ -237,11 +233,7 @@ class SyncedBatchNorm2D(SyncedBatchNorm):
         eps: As in BatchNorm.
     """
 
-    def __init__(self, nin: int, momentum: float = 0.999, eps: float = 1e-6):
-        super().__init__((1, nin, 1, 1), (0, 2, 3), momentum, eps)
-
-    def __repr__(self) -> str:
-        return self._shown(f"nin={self.beta.shape[1]}")
+    _space = 2
 
 
 class GroupNorm(Module):
@@ -308,7 +300,23 @@ class GroupNorm(Module):
         return f"{class_name(self)}({sizes}, groups={self.groups}, eps={self.eps})"
 
 
-class GroupNorm0D(GroupNorm):
+class _GroupNormOfRank(GroupNorm):
+    """What the layers of one rank have in common.
+
+    Attributes:
+        _rank: Of the input.
+    """
+
+    _rank: ClassVar[int]
+
+    def __init__(self, nin: int, groups: int = 32, eps: float = 1e-5):
+        super().__init__(nin, rank=self._rank, groups=groups, eps=eps)
+
+    def __repr__(self) -> str:
+        return self._shown(f"nin={self.nin}")
+
+
+class GroupNorm0D(_GroupNormOfRank):
     """GroupNorm of vectors, float[batch, nin].
 
     Args:
@@ -317,14 +325,10 @@ class GroupNorm0D(GroupNorm):
         eps: As in GroupNorm.
     """
 
-    def __init__(self, nin: int, groups: int = 32, eps: float = 1e-5):
-        super().__init__(nin, rank=2, groups=groups, eps=eps)
-
-    def __repr__(self) -> str:
-        return self._shown(f"nin={self.nin}")
+    _rank = 2
 
 
-class GroupNorm1D(GroupNorm):
+class GroupNorm1D(_GroupNormOfRank):
     """GroupNorm of sequences, float[batch, nin, length].
 
     Args:
@@ -333,14 +337,10 @@ class GroupNorm1D(GroupNorm):
         eps: As in GroupNorm.
     """
 
-    def __init__(self, nin: int, groups: int = 32, eps: float = 1e-5):
-        super().__init__(nin, rank=3, groups=groups, eps=eps)
-
-    def __repr__(self) -> str:
-        return self._shown(f"nin={self.nin}")
+    _rank = 3
 
 
-class GroupNorm2D(GroupNorm):
+class GroupNorm2D(_GroupNormOfRank):
     """GroupNorm of images, float[batch, nin, height, width].
 
     Args:
@@ -349,8 +349,4 @@ class GroupNorm2D(GroupNorm):
         eps: As in GroupNorm.
     """
 
-    def __init__(self, nin: int, groups: int = 32, eps: float = 1e-5):
-        super().__init__(nin, rank=4, groups=groups, eps=eps)
-
-    def __repr__(self) -> str:
-        return self._shown(f"nin={self.nin}")
+    _rank = 4
