@@ -33,6 +33,8 @@ class TestAxes:
     def test_wrong_numbers_of_axes(self):
         with pytest.raises(AssertionError, match=r"fix: +batch_axis=\(0, 0\)"):
             objax.Vectorize(lambda x, y: x, batch_axis=(0,))
+        with pytest.raises(AssertionError, match="a number or None for each argument"):
+            objax.Vectorize(lambda x: x, batch_axis=((0, None),))
         with pytest.raises(AssertionError, match="No arguments"):
             objax.Vectorize(lambda x: x, batch_axis=(None,))
         with pytest.raises(AssertionError, match="passed 2 must match batched 1"):

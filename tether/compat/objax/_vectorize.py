@@ -57,6 +57,12 @@ class Vectorize(Module):
     def __init__(
         self, f: Callable[..., Any], vc: VarCollection | None = None, batch_axis: tuple[int | None, ...] = (0,)
     ):
+        if not all(axis is None or isinstance(axis, int) for axis in batch_axis):
+            raise MisuseError(
+                "Vectorize: this is no axis.",
+                got=f"batch_axis={batch_axis}",
+                expected="a number or None for each argument",
+            )
         names = positional_args_names(f)
         if len(batch_axis) < len(names):
             raise MisuseError(
