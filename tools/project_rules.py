@@ -52,6 +52,19 @@ TRANSFORM_EXEMPTIONS = {
     ): "functions of arrays alone, jitted as jnp's own are: one dispatch, one trace",
     ("tether/random/_streams.py", "jax.vmap"): "of JAX's functions of one key, for stacks of keys",
 }
+# What Equinox's filtered transformations are: JAX's own, of the arrays (docs/design/004-homes.md says why).
+TRANSFORM_EXEMPTIONS |= {
+    (f"tether/compat/equinox/{file}.py", f"jax.{name}"): "the home of filter_" + name
+    for file, names in {
+        "custom": "custom_jvp custom_vjp",
+        "eval_shape": "eval_shape",
+        "grad": "jvp value_and_grad vjp",
+        "jit": "jit",
+        "make_jaxpr": "make_jaxpr",
+        "vmap_pmap": "eval_shape pmap vmap",
+    }.items()
+    for name in names.split()
+}
 
 
 @dataclass(frozen=True)
@@ -122,13 +135,18 @@ def transforms_stay_home(source: Source) -> Iterator[Complaint]:
     if not source.library or source.path.startswith(TRANSFORMS_HOME):
         return
     names = _bound_names(source.tree)
+    asked = {id(part) for node in ast.walk(source.tree) if _asks_for_a_class(node) for part in ast.walk(node)}
     for node in ast.walk(source.tree):
         name = _dotted(node, names)
-        if name in TRANSFORMS and (source.path, name) not in TRANSFORM_EXEMPTIONS:
+        if name in TRANSFORMS and id(node) not in asked and (source.path, name) not in TRANSFORM_EXEMPTIONS:
             yield (
                 node.lineno,
                 f"{name} outside {TRANSFORMS_HOME}: use Tether's, or give a reason in TRANSFORM_EXEMPTIONS",
             )
+
+
+def _asks_for_a_class(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance"
 
 
 def _absolute_module(node: ast.ImportFrom, path: str) -> str:

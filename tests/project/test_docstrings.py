@@ -42,6 +42,7 @@ def test_examples(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         "tether": tether,
         "__name__": "example",  # not the library's own name: discovery doesn't walk into libraries
         "objax": importlib.import_module("tether.compat.objax"),
+        "eqx": importlib.import_module("tether.compat.equinox"),
         "nn": importlib.import_module("tether.nn"),
     }
     printed: list[str] = []

@@ -12,13 +12,16 @@ ROOT = Path(__file__).resolve().parents[2]
 # Modules that are tested by a folder, or through the module that they help.
 ELSEWHERE = {
     "tether/errors.py": "tests/errors",
+    "tether/compat/_alias.py": "tests/compat/objax/test_main.py",
+    "tether/compat/_program.py": "tests/compat/objax/test_main.py",
+    "tether/compat/equinox/__main__.py": "tests/compat/equinox/test_main.py",
+    "tether/compat/equinox/_errors.py": "tests/compat/equinox/test_module.py",
 }
 # Objax's modules are many and small.
 ELSEWHERE |= {
     f"tether/compat/objax/{module}": f"tests/compat/objax/{tests}"
     for module, tests in {
         "__main__.py": "test_main.py",
-        "_alias.py": "test_main.py",
         "_check.py": "test_variable.py",
         "_devices.py": "test_parallel.py",
         "_errors.py": "test_variable.py",

@@ -319,3 +319,22 @@ def test_failure_writes_nothing():
     fail.clear()
     tether.vmap(f)(X)
     assert (float(net.total), int(net.calls)) == (float(X.sum()), 1)
+
+
+class TestAxesByLeaf:
+    def test_what_is_no_array_is_shared(self):
+        f = tether.vmap(lambda x, word, tree: x * len(word) + tree["y"], in_axes=tether.if_array(0))
+        x = jnp.arange(3.0)
+        assert f(x, "ab", {"y": 10 * x, "name": "z"}).tolist() == (12 * x).tolist()
+
+    def test_for_one_argument_another_axis(self):
+        x = jnp.arange(6.0).reshape(2, 3)
+        f = tether.vmap(lambda pair, y: pair[0].sum() * pair[1] + y, in_axes=(tether.if_array(1), 0))
+        assert f((x, 2), jnp.zeros(3)).tolist() == (2 * x.sum(0)).tolist()
+
+    def test_stacked_modules_are_mapped_and_others_shared(self, key):
+        stack = tether.vmap(lambda key: nn.Linear(2, 3, key=key))(jax.random.split(key, 4))
+        alone, x = nn.Linear(2, 3, key=key), jnp.ones((4, 2))
+        f = tether.vmap(lambda layer, x: layer(x), in_axes=(tether.if_array(0), 0))
+        assert jnp.allclose(f(stack, x), jnp.einsum("noi,ni->no", stack.weight, x) + stack.bias)
+        assert jnp.allclose(f(alone, x), x @ alone.weight.T + alone.bias[None])

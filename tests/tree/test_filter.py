@@ -304,6 +304,11 @@ class TestContainersOfModules:
     def test_path_in_one_of_several(self):
         assert kept(tether.filter([Linear(2, 3), Norm(3)], "scale")) == ["[1].scale"]
 
+    def test_a_path_where_there_is_no_module(self):
+        with pytest.raises(SelectionError, match="a path stands where the tree has no module") as caught:
+            tether.filter({"a": (1, 2), "b": 3}, {"a": (True, "x"), "b": False})
+        assert "filter_spec['a'][1]" in str(caught.value)
+
     def test_path_in_none_raises(self):
         with pytest.raises(SelectionError, match="nothing"):
             tether.filter([Linear(2, 3), Linear(2, 3)], "scale")

@@ -87,7 +87,7 @@ class Reach:
     def add_argument(self, value: Any, name: str) -> None:
         """Walks one argument of a call; what a call's key compares already needs no guard."""
         self._in_argument = True
-        for path, part in jax.tree_util.tree_flatten_with_path(value, is_leaf=is_stateful)[0]:
+        for path, part in jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_searched)[0]:
             self.add(part, name + jax.tree_util.keystr(path))
         self._in_argument = False
 
@@ -212,6 +212,10 @@ class Reach:
 def is_stateful(value: Any) -> bool:
     """Whether a flatten of arguments stops here: at a Module or Variable."""
     return isinstance(value, Module | Variable | Cells)
+
+
+def _is_searched(value: Any) -> bool:
+    return is_stateful(value) or isinstance(value, Searched)
 
 
 def _contents(cell: types.CellType) -> Any:

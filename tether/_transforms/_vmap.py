@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tether._core import frame as _frame
 from tether._core import trace as _trace
@@ -46,7 +47,8 @@ def vmap(
     Args:
         fun: The function.
         in_axes: As in ``jax.vmap``. For a module, 0 asks that it is stacked, None shares it, and
-            ``{select: axis}`` says it for each selection (``{State: 0, Param: None}``).
+            ``{select: axis}`` says it for each selection (``{State: 0, Param: None}``). Instead of an axis, a function
+            of one leaf that returns it or None: ``tether.if_array(0)`` shares what is no array between the lanes.
         out_axes: As in ``jax.vmap``.
         axis_name: Name of the axis, for collectives.
         axis_size: Size of the axis, where no argument has it.
@@ -289,10 +291,10 @@ class _Outputs:
 
 def _per_argument(fun: Any, args: Any, in_axes: Any) -> list[tuple[Any, Any, bool]]:
     """Each argument with its axes, and whether they were given for it alone."""
-    if in_axes is None or isinstance(in_axes, int):
+    if in_axes is None or isinstance(in_axes, int) or callable(in_axes):
         return [(arg, in_axes, in_axes is None) for arg in args]
     if isinstance(in_axes, tuple | list) and len(in_axes) == len(args):
-        return [(arg, axes, True) for arg, axes in zip(args, in_axes, strict=True)]
+        return [(arg, axes, not callable(axes)) for arg, axes in zip(args, in_axes, strict=True)]
     raise ArgumentError(
         "vmap: in_axes doesn't fit the arguments.",
         at=f"{_arguments.name_of(fun)}{_arguments.signature(fun) or '(...)'}",
@@ -301,11 +303,16 @@ def _per_argument(fun: Any, args: Any, in_axes: Any) -> list[tuple[Any, Any, boo
     )
 
 
+_AN_ARRAY = np.zeros(())  # what a function of one leaf is asked about in the place of a module, which holds arrays
+
+
 def spread_axes(axes: Any, tree: Any, option: str) -> list[Any]:
     """For each array leaf or module of a tree, its axis, of a prefix tree of axes."""
     leaves = jax.tree.leaves(tree, is_leaf=is_stateful)
-    if axes is None or isinstance(axes, int) or is_stateful(tree):
+    if axes is None or isinstance(axes, int) or (is_stateful(tree) and not callable(axes)):
         return [axes] * len(leaves)
+    if callable(axes):
+        return [axes(_AN_ARRAY if is_stateful(leaf) else leaf) for leaf in leaves]
     if isinstance(axes, list | tuple) and isinstance(tree, list | tuple) and len(axes) == len(tree):
         return [axis for part, sub in zip(axes, tree, strict=True) for axis in spread_axes(part, sub, option)]
     if isinstance(axes, dict) and isinstance(tree, dict) and axes.keys() == tree.keys():

@@ -117,7 +117,7 @@ def _marks(name: str, path: Any, spec: Any, subtree: Any, is_leaf: Any) -> Any:
     if isinstance(spec, bool):
         return jax.tree.map(lambda _: spec, subtree, is_leaf=is_leaf)
     if _selects(spec):
-        return _selected(spec, subtree)
+        return _selected(name, path, spec, subtree)
     if callable(spec):
         return jax.tree_util.tree_map_with_path(
             lambda place, leaf: _answer(name, spec, (*path, *place), leaf), subtree, is_leaf=is_leaf
@@ -160,9 +160,16 @@ def _is_mask(spec: Any) -> bool:
     return not values or any(isinstance(value, bool) or callable(value) for value in values)
 
 
-def _selected(select: Any, subtree: Any) -> Any:
+def _selected(name: str, path: Any, select: Any, subtree: Any) -> Any:
     """The mask that a selection makes of a subtree: cells of its modules, and Variables that lie bare in it."""
     nodes, treedef = jax.tree.flatten(subtree, is_leaf=lambda node: isinstance(node, Module))
+    if isinstance(select, str) and not any(isinstance(node, Module | Variable) for node in nodes):
+        raise SelectionError(
+            f"{name}: a path stands where the tree has no module.",
+            at=f"filter_spec{jax.tree_util.keystr(path)}",
+            got=repr(select),
+            expected="True, False or a function of one leaf, for leaves of no module",
+        )
     chosen = _chosen(select, [node for node in nodes if isinstance(node, Module)])
     return treedef.unflatten([_node_mask(node, select, chosen) for node in nodes])
 

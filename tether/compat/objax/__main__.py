@@ -4,59 +4,13 @@
 | Objax | here | what differs |
 | --- | --- | --- |
 | ``python program.py`` | the same, where ``import objax`` means this package | |
-
-By hand and not by ``runpy``, which makes ``sys.argv[0]`` and ``__file__`` the same, adds its frames to tracebacks,
-and takes the program out of ``sys.modules`` before what runs at exit.
 """
 
 from __future__ import annotations
 
-import builtins
-import functools
-import os
 import sys
-from importlib.machinery import SourceFileLoader
-from types import ModuleType, TracebackType
-from typing import Any
 
-from tether.compat.objax import _alias
-
-_USAGE = """usage: python -m tether.compat.objax program.py [arguments]
-
-Runs program.py as python does, with `import objax` giving tether.compat.objax."""
-
-
-def main(argv: list[str]) -> None:
-    """Runs the program that the first argument names; the others are its own."""
-    if argv[:1] in ([], ["-h"], ["--help"]):
-        print(_USAGE, file=sys.stdout if argv else sys.stderr)
-        sys.exit(0 if argv else 2)
-    path = os.path.abspath(argv[0])
-    loader = SourceFileLoader("__main__", path)
-    try:
-        source = loader.get_data(path)
-    except OSError as error:
-        print(f"tether.compat.objax: can't open file {path!r}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
-        sys.exit(2)
-    _alias.install()
-    sys.argv[:] = argv
-    if not sys.flags.safe_path:
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
-    sys.excepthook = functools.partial(_show, path, sys.excepthook)
-    program: Any = ModuleType("__main__")
-    program.__file__, program.__loader__, program.__package__, program.__cached__ = path, loader, None, None
-    program.__builtins__ = builtins
-    sys.modules["__main__"] = program
-    exec(loader.source_to_code(source, path), vars(program))
-
-
-def _show(path: str, show: Any, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
-    """Shows an error from the frame of the program on."""
-    while frames is not None and frames.tb_frame.f_code.co_filename != path:
-        frames = frames.tb_next
-    error.__traceback__ = frames
-    show(kind, error, frames)
-
+from tether.compat import _program
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    _program.run("objax", sys.argv[1:])

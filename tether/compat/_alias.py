@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes ``import objax`` mean this package.
-
-| Objax | here | what differs |
-| --- | --- | --- |
-| the package ``objax`` | the very modules of this package, under that name | |
-"""
+"""Makes the import of a library that has a home here mean its home."""
 
 from __future__ import annotations
 
@@ -16,16 +11,17 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_PACKAGE = __name__.removesuffix("._alias")
-
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds ``objax.x`` as the module x of this package."""
+    """Finds ``library.x`` as the module x of the home."""
+
+    def __init__(self, library: str, home: str):
+        self._library, self._home = library, home
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if fullname.partition(".")[0] != "objax":
+        if fullname.partition(".")[0] != self._library:
             return None
-        own = _PACKAGE + fullname.removeprefix("objax")
+        own = self._home + fullname.removeprefix(self._library)
         return importlib.util.spec_from_loader(fullname, _Loader(own)) if importlib.util.find_spec(own) else None
 
 
@@ -45,7 +41,6 @@ class _Loader(importlib.abc.Loader):
         module.__spec__ = self._spec  # which the import has just replaced
 
 
-def install() -> None:
-    """From now on ``import objax``, and whatever is in it, gives the modules of this package."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+def install(library: str, home: str) -> None:
+    """From now on ``import library``, and whatever is in it, gives the modules of the package ``home``."""
+    sys.meta_path.insert(0, _Finder(library, home))
