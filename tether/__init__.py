@@ -17,6 +17,9 @@ from tether._modules import Module as Module
 from tether._modules.capture import capture as capture
 from tether._modules.capture import intercept as intercept
 from tether._modules.capture import tap as tap
+from tether._modules.contract import AbstractClassVar as AbstractClassVar
+from tether._modules.contract import AbstractVar as AbstractVar
+from tether._modules.contract import field as field
 from tether._modules.selection import cell as cell
 from tether._modules.selection import modules as modules
 from tether._modules.selection import variables as variables

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +57,23 @@ class Tied(tether.Module):
         self.embed = nn.Linear(2, 2)
         self.head = nn.Linear(2, 2)
         self.head.weight = self.embed.weight
+
+
+class Shape(tether.Module):
+    size: tether.AbstractVar[int]
+    symbol: tether.AbstractClassVar[str]
+
+    @abc.abstractmethod
+    def area(self) -> int: ...
+
+
+@final
+class Closed(tether.Module): ...
+
+
+def with_a_value() -> None:
+    class Round(Shape):
+        size: tether.AbstractVar[int] = 3
 
 
 def assign(target: str, value: Any) -> Callable[[Any], Any]:
@@ -147,6 +165,10 @@ CASES: dict[str, Callable[[Any], Any]] = {
     "tie by value": lambda net: Tied(),
     "unhashable setting": lambda net: Held({1, 2}),
     "hidden module": lambda net: Held(frozenset([nn.Linear(2, 2)])),
+    "abstract class": lambda net: Shape(),
+    "abstract attribute left out": lambda net: type("Square", (Shape,), {"symbol": "s", "area": lambda self: 1})(),
+    "abstract attribute with a value": lambda net: with_a_value(),
+    "base that is final": lambda net: type("Open", (Closed,), {}),
     "per-lane write": lambda net: tether.vmap(Lane())(jnp.arange(3.0)),
     "per-lane write, plain": lambda net: jax.vmap(Lane())(jnp.arange(3.0)),
     "smuggled Variable": smuggle,

@@ -264,3 +264,28 @@ class TestSealed:
         assert list(tether.variables(outer)) == ["inner.a", "inner.extra"]
         with pytest.raises(SealedError):
             outer.inner.more = 1
+
+
+class TestFunctionsThatHideModules:
+    """A copy of the module would call the original's."""
+
+    def test_a_method_of_its_own(self):
+        class Net(tether.Module):
+            def __init__(self):
+                self.layer = nn.Linear(2, 2)
+                self.apply = self.forward
+
+            def forward(self, x):
+                return self.layer(x)
+
+        with pytest.raises(DeclarationError, match="hidden in something that is no container") as caught:
+            Net()
+        assert "Net.apply" in str(caught.value) and "call its method" in str(caught.value)
+
+    def test_what_a_transformation_made_of_a_module(self):
+        with pytest.raises(DeclarationError, match="hidden in something"):
+            nn.Lambda(jax.vmap(nn.Linear(2, 2)))
+
+    def test_other_functions_are_settings(self):
+        assert nn.Lambda(jax.jit(jnp.tanh))(0.0) == 0.0
+        assert nn.Lambda("abc".index).fn("b") == 1

@@ -92,6 +92,7 @@ class TestClasses:
     def test_signature_and_wraps_are_the_users(self):
         assert list(inspect.signature(Net()).parameters) == ["x"]
         assert Net.__call__.__qualname__ == "Net.__call__"
+        assert list(inspect.signature(nn.Linear).parameters)[:2] == ["in_features", "out_features"]
         wrapped = functools.wraps(Net())(lambda x: x)
         assert callable(wrapped)
 

@@ -57,7 +57,7 @@ def set_attribute(module: Any, name: str, value: Any) -> None:
     elif module._tether.sealed:
         raise sealed_error(module, name, value)
     else:
-        _declare(module, name, value)
+        declare(module, name, value)
 
 
 def seal(module: Any) -> None:
@@ -109,7 +109,9 @@ def _check_nothing_hidden(value: Any, name: str) -> None:
     """No module in a place that is no container: its Variables would be found by nobody."""
     if isinstance(value, set | frozenset | functools.partial):
         hides = contains(value, modules=True)
-    elif inspect.isroutine(value) or dataclasses.is_dataclass(value):
+    elif inspect.isroutine(value):  # a bound method, or what jax.vmap made of a module
+        hides = contains([getattr(value, "__self__", None), getattr(value, "__wrapped__", None)], modules=True)
+    elif dataclasses.is_dataclass(value):
         hides = False
     else:
         hides = any(contains(part, modules=True) for part in list(getattr(value, "__dict__", {}).values()))
@@ -124,12 +126,16 @@ def _check_nothing_hidden(value: Any, name: str) -> None:
 
 
 def _holder_fixes(value: Any) -> list[str]:
+    if inspect.isroutine(value):
+        return ["assign the module itself, and call its method, or transform it, where it is used"]
     return ["assign the module itself", f"derive {type(value).__name__} from tether.Module, or make it a dataclass"]
 
 
-def _declare(module: Any, name: str, value: Any) -> None:
+def declare(module: Any, name: str, value: Any) -> None:
     """An assignment in a constructor."""
-    _check_declared(value, f"{type(module).__name__}.{name}")
+    contract = type(module)._contract_
+    if contract is None or name not in contract.fields:  # whose converter comes before the module is sealed
+        _check_declared(value, f"{type(module).__name__}.{name}")
     if isinstance(value, Variable | Cells | Static | Reference):
         _install(type(module), name)
     vars(module)[name] = value
@@ -237,4 +243,6 @@ def short(stored: Any) -> str:
         return f"({', '.join(map(short, stored))})"
     if isinstance(stored, Cells):
         return repr(jax.tree.unflatten(stored.treedef, stored.variables))
+    if isinstance(stored, Static):
+        return short(stored.value)
     return getattr(stored, "__qualname__", None) or repr(stored)

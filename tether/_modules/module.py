@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import abc
 import copy
+import dataclasses
 import functools
 import importlib
+import inspect
 import operator
 import reprlib
 import types
 import warnings
 from collections.abc import Iterator
-from typing import Any, dataclass_transform
+from typing import Any, ClassVar, dataclass_transform
 
 import jax
 
@@ -29,6 +31,7 @@ from tether._core.structure import Structure, Survey, mapped
 from tether._core.variable import Not, Variable
 from tether._modules.attributes import MISSING, install_attributes, seal, sealed_error, set_attribute, short
 from tether._modules.call import wrapped_call
+from tether._modules.contract import Contract, contract_of, convert, field, read_class
 from tether.errors import ArgumentError, DeclarationError, LostUpdateWarning, SealedError, describe
 
 
@@ -131,9 +134,10 @@ class _Handed:
 
 
 class ModuleMeta(abc.ABCMeta):
-    """Wraps ``__call__``, and seals what a constructor built when the outermost one returns."""
+    """Wraps ``__call__``, and seals and checks what a constructor built when the outermost one returns."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
+        read_class(name, bases, namespace)
         if callable(namespace.get("__call__")):
             namespace["__call__"] = wrapped_call(namespace["__call__"])
         cls = super().__new__(mcs, name, bases, namespace, **options)
@@ -143,23 +147,35 @@ class ModuleMeta(abc.ABCMeta):
         return cls
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        contract = contract_of(cls)
         outer, thread = _frame.thread.constructing, _frame.thread
         building = thread.constructing = [] if outer is None else outer
         try:
             module = super().__call__(*args, **kwargs)
+            if contract.fields:
+                convert(module, contract)
         finally:
             thread.constructing = outer
         if outer is None:
+            due = [part for part in building if contract_of(type(part)).checks and not part._tether.sealed]
             for part in building:
                 seal(part)
+            for part in reversed(due):  # parts before what holds them, and no copy, which was sealed before
+                for check in contract_of(type(part)).checks:
+                    check(part)
             label(module)
         return module
 
     def __invert__(cls) -> Not:
         return Not(cls)
 
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        signature = inspect.signature(cls.__init__)  # which the __call__ above would hide
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
-@dataclass_transform(field_specifiers=())
+
+@dataclass_transform(field_specifiers=(dataclasses.field, field))
 class _Typed:
     """Nothing; lets type checkers accept ``@dataclass`` modules."""
 
@@ -184,7 +200,8 @@ class Module(_Typed, metaclass=ModuleMeta):
 
     __slots__ = ("__dict__", "__weakref__", "_tether")
     _tether: Info
-    _transparent_: tuple[str, ...] = ()
+    _transparent_: ClassVar[tuple[str, ...]] = ()
+    _contract_: ClassVar[Contract | None]
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         module = super().__new__(cls)
