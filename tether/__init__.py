@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stateful neural networks for JAX: plain objects that are pytrees, under every transformation."""
 
+from tether import debug as debug
 from tether import errors as errors
 from tether import interop as interop
 from tether import nn as nn
@@ -26,11 +27,13 @@ from tether._modules.selection import variables as variables
 from tether._modules.selection import where as where
 from tether._modules.views import freeze as freeze
 from tether._modules.views import view as view
+from tether._transforms import branched_error_if as branched_error_if
 from tether._transforms import checkify as checkify
 from tether._transforms import checkpoint as checkpoint
 from tether._transforms import cond as cond
 from tether._transforms import custom_jvp as custom_jvp
 from tether._transforms import custom_vjp as custom_vjp
+from tether._transforms import error_if as error_if
 from tether._transforms import eval_shape as eval_shape
 from tether._transforms import explain as explain
 from tether._transforms import fori_loop as fori_loop

@@ -14,6 +14,7 @@ from typing import Any
 
 __all__ = [
     "ArgumentError",
+    "CheckError",
     "DeclarationError",
     "DtypeError",
     "GradientError",
@@ -139,7 +140,7 @@ class DtypeError(TetherError, TypeError):
 
 
 class DeclarationError(TetherError, TypeError):
-    """An attribute in ``__init__`` that is neither declared nor a setting."""
+    """An attribute in ``__init__`` that is neither declared nor a setting, or a class without what a base asks for."""
 
 
 class StaticError(TetherError, TypeError):
@@ -298,6 +299,10 @@ class OptimizerError(TetherError, ValueError):
 
 class StateLostError(TetherError, RuntimeError):
     """A donated step failed after its buffers were given away."""
+
+
+class CheckError(TetherError, RuntimeError):
+    """A check that a program makes of itself failed."""
 
 
 class TetherWarning(UserWarning):

@@ -106,6 +106,31 @@ def times_bias(net: Any) -> Callable[[Any], Any]:
     return lambda x: (net.linear.bias * x).sum()
 
 
+class Checked(tether.Module):
+    def __init__(self):
+        self.calls = tether.State(0)
+
+    def __call__(self, x: Any) -> Any:
+        self.calls = self.calls + 1
+        return tether.error_if(x, x < 0, "the rate is negative.")
+
+
+def donated_and_failed() -> Any:
+    step = tether.jit(Checked(), donate_state=True)
+    step(X1), step(X1)
+    step(-X1)
+
+
+def kind_of_number(x: Any) -> Any:
+    return tether.branched_error_if(x, x != 0, jnp.where(x < 0, 0, 1), ["x is negative.", "x is positive."])
+
+
+def traced_twice() -> Any:
+    f = tether.jit(tether.debug.assert_max_traces(lambda net, x: net(x), max_traces=1))
+    f(nn.Dropout(0.1), X1)
+    f(nn.Dropout(0.2), X)
+
+
 def look(net: Any, select: Any, **options: Any) -> Any:
     return tether.capture(lambda x: net.linear(x), select, **options)(X)
 
@@ -244,6 +269,20 @@ CASES: dict[str, Callable[[Any], Any]] = {
     "capture in fori_loop": look_in_a_loop,
     "capture in a rule": look_in_a_rule,
     "intercept of no function": lambda net: tether.intercept(net, "linear", 3),  # type: ignore[arg-type]
+    "check that fails": lambda net: tether.jit(lambda x: (net(x), tether.error_if(x, x > 0, "x is positive."))[1])(X),
+    "check that fails in a module": lambda net: Held([nn.Lambda(jnp.sin), Checked()]).part[1](-X1),
+    "check that fails in lanes": lambda net: tether.jit(jax.vmap(Checked()))(jnp.arange(-12.0, 3.0)),
+    "check that fails in lanes, two ways": lambda net: tether.jit(tether.vmap(kind_of_number))(jnp.arange(-2.0, 3.0)),
+    "check that fails in a donated call": lambda net: donated_and_failed(),
+    "check without its message": lambda net: tether.branched_error_if(X, True, 2, ["one.", "two."]),
+    "check of no bools": lambda net: tether.error_if(X, X, "X is wrong."),
+    "check of no array": lambda net: jax.jit(lambda x: tether.error_if(net, x > 0, "x is positive."))(1.0),
+    "check with no such index": lambda net: tether.branched_error_if(X, True, 0.5, ["one.", "two."]),
+    "check with no such way on": lambda net: tether.error_if(X, True, "X is wrong.", on_error="warn"),
+    "NaN on the way back": lambda net: tether.grad(lambda x: 0 * jnp.sqrt(tether.debug.backward_nan(x, "x")))(0.0),
+    "traced twice": lambda net: traced_twice(),
+    "traces of what is compiled": lambda net: tether.debug.assert_max_traces(tether.jit(jnp.sin), max_traces=1),
+    "traces that nobody counts": lambda net: tether.debug.get_num_traces(jnp.sin),
     "pure of no values": lambda net: tether.pure(net.linear)(3, X),
     "draw from a key": lambda net: tether.random.draw(net.rng),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -72,7 +73,7 @@ def _scope_name(module: Any) -> str:
 
 def _say_where(error: Exception, module: Any, args: tuple[Any, ...]) -> None:
     """Gives an error of a layer its path, and any other one a note, at the innermost module alone."""
-    where = f"{module._tether.label or 'the module itself'}  ({type(module).__name__})"
+    where = _place(module)
     if getattr(error, "_tether_said", False):
         return
     if isinstance(error, TetherError):
@@ -80,6 +81,20 @@ def _say_where(error: Exception, module: Any, args: tuple[Any, ...]) -> None:
     else:
         error.add_note(f"in {where}, called with {', '.join(map(describe, args)) or 'no positional arguments'}")
     error._tether_said = True  # type: ignore[attr-defined]
+
+
+def _place(module: Any) -> str:
+    return f"{module._tether.label or 'the module itself'}  ({type(module).__name__})"
+
+
+def innermost() -> str:
+    """Path and class of the module that is being called, read off the stack; empty outside of all calls."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__call__" and frame.f_globals is globals():
+            return _place(frame.f_locals["self"])
+        frame = frame.f_back
+    return ""
 
 
 def _say_deleted(error: Exception, module: Any) -> None:
@@ -111,7 +126,7 @@ def state_lost(variables: list[Variable]) -> StateLostError:
 def _stacked_error(module: Any) -> StackedError:
     return StackedError(
         "a stacked module was called as a single one: its leaves have an axis of members in front.",
-        at=f"{module._tether.label or 'the module itself'}  ({type(module).__name__})",
+        at=_place(module),
         got=f"a module stacked {module._tether.stacked} time(s)",
         fix=["tether.vmap(lambda member, x: member(x))(modules, xs)", "tether.index(modules, 0)(x)"],
     )

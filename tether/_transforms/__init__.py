@@ -8,6 +8,8 @@ from tether._transforms._cond import cond as cond
 from tether._transforms._cond import switch as switch
 from tether._transforms._custom_jvp import custom_jvp as custom_jvp
 from tether._transforms._custom_vjp import custom_vjp as custom_vjp
+from tether._transforms._error_if import branched_error_if as branched_error_if
+from tether._transforms._error_if import error_if as error_if
 from tether._transforms._eval_shape import eval_shape as eval_shape
 from tether._transforms._explain import explain as explain
 from tether._transforms._grad import grad as grad

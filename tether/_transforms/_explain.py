@@ -95,7 +95,7 @@ def explain(step: Any) -> Explanation:
         >>> tether.explain(double).compilations[1].reasons
         ('x: float32[3] -> float32[4]',)
     """
-    found = _jitted(step)
+    found = next((layer for layer in layers(step) if isinstance(layer, Jit)), None)
     if found is None:
         raise ArgumentError(
             "explain: this was not made by tether.jit.",
@@ -103,22 +103,22 @@ def explain(step: Any) -> Explanation:
             expected="a function that tether.jit gave",
             fix="step = tether.jit(f), call it, then tether.explain(step)",
         )
-    return Explanation(repr(found), found.traces, found.reads, found.writes, _compilations(found._records))
+    return Explanation(repr(found), found.traces, found.reads, found.writes, compilations(found._records))
 
 
-def _jitted(step: Any) -> Jit | None:
-    """The function that tether.jit gave, in a bound method, partial, wrapper or module; None if there is none."""
-    while step is not None and not isinstance(step, Jit):
+def layers(step: Any) -> Iterator[Any]:
+    """A function, and what is in it if it is a bound method, partial, wrapper or module, the outermost first."""
+    while step is not None:
+        yield step
         if isinstance(step, types.MethodType):
             step = step.__func__
         elif isinstance(step, functools.partial):
             step = step.func
         else:
             step = type(step).__call__ if isinstance(step, Module) else getattr(step, "__wrapped__", None)
-    return step
 
 
-def _compilations(records: Records) -> tuple[Compilation, ...]:
+def compilations(records: Records) -> tuple[Compilation, ...]:
     """Each record, compared with the most similar one before it."""
     known: dict[Structure, Entries] = {}
     kept = [(record, record.entries(known)) for record in list(records.kept)]

@@ -31,10 +31,12 @@ from tether._modules.capture import cells_for, watch_key, watched_parts
 from tether._modules.module import structure_of, variables_of
 from tether._transforms import _arguments
 from tether._transforms._call import arrays_and_others, identity, joined, likeness, reach_of, split
+from tether._transforms._checks import checking
 from tether._transforms._discovery import Reach
 from tether._transforms._eager import is_eager
 from tether._transforms._program import Program, StaleProgram, traced
 from tether._transforms._record import Record, Records
+from tether.errors import CheckError
 from tether.random._streams import in_lanes
 
 _NOTHING = contextlib.nullcontext()
@@ -290,12 +292,14 @@ class Jit:
             return self._run_donating(plan, leaves)
         run = plan.program.run if plan.is_single else self._compiled(plan, leaves, donate=False)
         count = len(plan.donated)
+        several = not (plan.is_single or is_nested())
+        call = checking(plan.program.checks, several, lambda values: run(values[:count], values[count:], leaves))
         try:
             with (
                 _trace.outside() if _ref.cached and plan.program.is_closed else _NOTHING
             ):  # one compilation, in Frames too
                 # At once: another thread may make a step.
-                out = _frame.with_values(plan.gathered, lambda values: run(values[:count], values[count:], leaves))
+                out = _frame.with_values(plan.gathered, call)
         except (RuntimeError, ValueError) as error:
             _say_deleted(error, plan.inputs)
             raise
@@ -316,18 +320,19 @@ class Jit:
         run = plan.program.run_donating if plan.is_single else self._compiled(plan, leaves, donate=True)
         donated = list(map(_frame.get_value, plan.donated))
         signature = tuple([(type(v), getattr(v, "committed", None)) for v in [*leaves, *donated[:1]]])
+        step = checking(plan.program.checks, not plan.is_single, _donated, plan.written)
         try:
             # JAX prepares the first such call in Python, where a signal can come between. Readers: other threads.
             if signature not in plan.known or _frame.readers:
                 donated = [own_copy(value) for value in donated]
-            out = _donated(run, plan, donated, leaves)
+            out = step(run, plan, donated, leaves)
         except (ValueError, RuntimeError) as error:
             _say_deleted(error, [*plan.donated, *plan.kept])
-            if "donate" not in str(error):
+            if isinstance(error, CheckError) or "donate" not in str(error):
                 raise
             out = None
         if out is None:  # two of the inputs share a buffer
-            out = _donated(run, plan, [own_copy(value) for value in donated], leaves)
+            out = step(run, plan, [own_copy(value) for value in donated], leaves)
         plan.known.add(signature)
         return out
 
@@ -489,5 +494,7 @@ def _mark(variable: Variable) -> Any:
 def _say_deleted(error: BaseException, variables: Iterable[Variable]) -> None:
     """Turns JAX's word on a deleted array into an error with the path."""
     lost = [variable for variable in variables if _frame.is_deleted(variable._value)]
-    if lost:
+    if lost and isinstance(error, CheckError):
+        error.fixes = ["without donate_state=True, state stays as it was; here it was given to the call, and is lost"]
+    elif lost:
         raise state_lost(lost) from error

@@ -12,6 +12,7 @@ from tether._core import trace as _trace
 from tether._core.frame import stored
 from tether._core.variable import Variable
 from tether._modules.module import Module
+from tether._transforms._checks import checks_in
 from tether._transforms._discovery import Reach
 from tether._transforms._traced import Traced
 
@@ -34,6 +35,7 @@ class Program:
         mesh: The mesh of a shard_map inside.
         captured: For each captured value its capture's place, its path and its tree.
         is_closed: Whether it holds no value of a trace around, and so may be kept.
+        checks: Those that ``error_if`` made in it.
     """
 
     def __init__(self, name: str, traced: Traced, names: dict[Variable, str]):
@@ -41,6 +43,7 @@ class Program:
         unchanged = traced.unchanged()
         written = [v for v in traced.written if not v.leaves_only and v not in unchanged]
         self.packed, self.traces, self.is_closed = traced.packed, traced.count, traced.is_closed
+        self.checks = checks_in(traced.jaxpr.jaxpr)
         self.written = [index[variable] for variable in written]
         self.placed = {index[v]: sharding for v, sharding in traced.placed.items() if v in index}
         self.mesh = traced.mesh
