@@ -19,9 +19,11 @@ from typing import Any
 import jax
 from jax.tree_util import Partial
 
+from tether._core import trace as _trace
 from tether.compat.equinox._errors import SpecError
 from tether.compat.equinox._signature import Specs
 from tether.compat.equinox._static import by_tree, joined, names_of, split
+from tether.compat.equinox.experimental.stateful import in_use
 from tether.compat.equinox.module import Module, Static, static_field, update_wrapper
 from tether.tree import combine, is_array, partition
 
@@ -65,10 +67,17 @@ class _Jit(Module):
             if all(part is is_array for part in (*spec[0], *spec[1].values())):
                 spec = is_array
         dynamic, static = split((args, kwargs), spec)
-        return (self._dynamic_fun, dynamic), (self._static_fun, static, self._out)
+        both = (self._dynamic_fun, dynamic)
+        return tuple(map(_committed, both)) if in_use else both, (self._static_fun, static, self._out)
 
     def __get__(self, instance: Any, owner: Any) -> Any:
         return self if instance is None else Partial(self, instance)
+
+
+def _committed(leaves: list[Any]) -> list[Any]:
+    """Arrays bound to their devices, as a program that holds a Ref returns them: else the second call compiles anew."""
+    is_loose = lambda leaf: isinstance(leaf, jax.Array) and _trace.owner(leaf) is None and not leaf.committed
+    return [jax.device_put(leaf, leaf.sharding) if is_loose(leaf) else leaf for leaf in leaves]
 
 
 def filter_jit(

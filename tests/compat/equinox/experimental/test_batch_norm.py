@@ -109,7 +109,7 @@ class TestReports:
         np.testing.assert_allclose(statistics(norm)[0], mean, atol=1e-6)
         np.testing.assert_allclose(statistics(norm)[1], var, rtol=1e-5)
 
-    def test_one_compilation(self, key):
+    def test_one_compilation(self, key, caplog):
         traces = []
 
         class Net(eqx.Module):
@@ -121,11 +121,17 @@ class TestReports:
                 return self.norm(self.layer(x))
 
         net = Net(eqx.nn.Linear(2, 3, key=key), BatchNorm(3, axis_name="batch"))
-        loss = eqx.filter_jit(eqx.filter_grad(lambda net, x: (jax.vmap(net, axis_name="batch")(x) ** 2).sum()))
-        for _ in range(3):
-            gradient = loss(net, jnp.ones((4, 2)))
-            net = eqx.apply_updates(net, gradient)
-        assert len(traces) == 1
+
+        @eqx.filter_jit
+        def training_step(net, x):
+            gradient = eqx.filter_grad(lambda net: (jax.vmap(net, axis_name="batch")(x) ** 2).sum())(net)
+            return eqx.apply_updates(net, gradient)
+
+        with jax.log_compiles(True):
+            for _ in range(3):
+                net = training_step(net, jnp.ones((4, 2)))
+        compiled = [text for text in caplog.messages if "XLA compilation of jit(training_step)" in text]
+        assert len(traces) == 1 == len(compiled)
 
     def test_the_same_batch_gives_the_same_output_and_the_same_leaves(self, key):
         """Two stages, called on one batch: the first stores its statistics, and the mean of equal values is that."""

@@ -34,6 +34,8 @@ from tether.tree import is_array
 
 __all__ = ["StateIndex", "get_state", "set_state"]
 
+in_use: list[bool] = []  # filled with the first index
+
 
 @dataclasses.dataclass(frozen=True)
 class _Form:
@@ -64,6 +66,7 @@ class _Cells(Searched):
     """What an index stands for; its identity is the state's."""
 
     def __init__(self) -> None:
+        in_use[:] = [True]
         self.birth = next(_frame.births)  # the cells are made later, and are as old as this for every Frame
         self.variables: list[Any] = []
         self.form: _Form | None = None
