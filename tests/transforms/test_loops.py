@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 import tether
 from tests.transforms.loop_models import WAYS, XS, Net, advanced, close, distinct, number, same, stream, values
 from tether import nn
-from tether.errors import ArgumentError, DtypeError, ShapeError, VmapWriteError
+from tether.errors import ArgumentError, DtypeError, GradientError, ShapeError, VmapWriteError
 
 X = XS[0]
 
@@ -148,6 +150,180 @@ class TestGradients:
         np.testing.assert_allclose(jax.jvp(cube, (2.0,), (1.0,)), (8, 12))
 
 
+KINDS = {
+    "lax": {"kind": "lax"},
+    "checkpointed": {"kind": "checkpointed", "checkpoints": 2},
+    "bounded": {"kind": "bounded", "max_steps": 9, "base": 3},
+}
+REVERSIBLE = ["checkpointed", "bounded"]
+
+
+class TestKinds:
+    """What is carried is carried by each; all but the first have gradients."""
+
+    @pytest.mark.parametrize("kind", list(KINDS))
+    @pytest.mark.parametrize("way", ["jit", "disable_jit"])
+    def test_state_and_draws(self, kind, way):
+        """A test that writes and draws, too; the keys are those of a Python loop."""
+        net, tests, drawn = Net().eval(), tether.State(0), tether.State(jnp.zeros(4))
+
+        def test(c):
+            tests.value = tests.value + 1
+            return (c[0] < 3) & (number(tether.random.draw()) < 2)
+
+        def body(c):
+            drawn.value = drawn.value.at[c[0]].set(number(tether.random.draw()))
+            return c[0] + 1, net(c[1])
+
+        run = WAYS[way](lambda: tether.while_loop(test, body, (jnp.int32(0), X), **KINDS[kind]))
+        count, found = run()
+        loop, h, key, expected = Net().eval(), jnp.asarray(X), jax.random.split(jax.random.key(0))[1], []
+        for _ in range(3):
+            key, draw = jax.random.split(jax.random.split(key)[0])
+            expected.append(number(draw))
+            h = loop(h)
+        assert (int(count), int(tests.value)) == (3, 4) and stream() == advanced(1)
+        close((found, drawn.value[:3]), (h, jnp.stack(expected)), rtol=1e-4)
+        close(values(net), values(loop))
+
+    @pytest.mark.parametrize("kind", REVERSIBLE)
+    def test_gradients_through_what_is_closed_over_and_written(self, kind):
+        """h = w h, n times: n w^(n - 1), by a Param that is closed over and a State that is written and read."""
+        h, w, count = tether.State(1.0), tether.Param(2.0), tether.State(0)
+
+        def body(i):
+            h.value, count.value = h.value * w.value, count.value + 1
+            return i + 1
+
+        def power(n):
+            h.value = 1.0
+            last = tether.while_loop(lambda i: i < n, body, jnp.int32(0), **KINDS[kind])
+            return h.value, last
+
+        compiled = tether.jit(tether.value_and_grad(power, wrt=w, has_aux=True))
+        for n in (5, 0, 7):
+            (value, last), grad = compiled(jnp.int32(n))
+            assert (float(value), int(last), float(grad)) == (2.0**n, n, n * 2.0 ** max(n - 1, 0))
+            assert (float(h.value), int(count.value)) == (2.0**n, n)
+            count.value = 0
+        with jax.disable_jit():
+            assert float(tether.grad(lambda: power(3)[0], wrt=w)()) == 12
+        assert float(tether.jacfwd(tether.grad(lambda: power(jnp.int32(5))[0], wrt=w), wrt=w)()) == 20 * 2.0**3
+
+    @pytest.mark.parametrize("kind", REVERSIBLE)
+    def test_gradients_of_a_model(self, kind):
+        """Dropout in each turn, a hidden state, a module as the carry; against a loop written out."""
+        turns = 4
+
+        def loss(net, x):
+            step = lambda c: (c[0] + 1, c[1], c[1](c[2]))
+            out = tether.while_loop(lambda c: c[0] < turns, step, (0, net, x), **KINDS[kind])
+            return (out[2] ** 2).sum()
+
+        def by_hand(params, x):
+            key, hidden = jax.random.split(jax.random.key(0))[1], jnp.ones(3)
+            for _ in range(turns):
+                key, draw = jax.random.split(key)
+                hidden = hidden * params["scale"]
+                y = x @ params["linear.weight"].T + params["linear.bias"][None]
+                x = jnp.where(jax.random.bernoulli(draw, 0.5, y.shape), 2 * y, 0) * hidden[None] + x
+            return (x**2).sum()
+
+        net = Net()
+        params = {path: variable.value for path, variable in tether.variables(net, tether.Param).items()}
+        expected = jax.value_and_grad(by_hand, (0, 1))(params, jnp.asarray(X))
+        value, (of_net, of_x) = tether.jit(tether.value_and_grad(loss, argnums=(0, 1)))(net, X)
+        close((value, ({path: values(of_net)[path] for path in params}, of_x)), expected, rtol=1e-4, atol=1e-4)
+        assert int(net.calls) == turns and stream() == advanced(1)
+
+    @pytest.mark.parametrize("kind", REVERSIBLE)
+    def test_modules_as_values(self, kind):
+        """Gradient descent as a loop, differentiated by where it begins: w = 0.9^n w."""
+        layer = nn.Linear(1, 1, use_bias=False, key=jax.random.key(0))
+
+        def run(layer):
+            shrink = lambda c: (c[0] + 1, jax.tree.map(lambda w: 0.9 * w, c[1]))
+            return tether.while_loop(lambda c: c[0] < 6, shrink, (0, layer), **KINDS[kind])[1].weight.sum()
+
+        assert float(tether.jit(tether.grad(run))(layer).weight[0, 0]) == pytest.approx(0.9**6)
+
+    @pytest.mark.parametrize("kind", REVERSIBLE)
+    def test_lanes(self, kind):
+        """A gradient in each lane, of loops of different length; private state stops where its lane does."""
+        nets, turns = tether.stack([Net(seed).eval() for seed in range(3)]), jnp.array([0, 2, 4])
+
+        def loss(net, n):
+            step = lambda c: (c[0] + 1, (net(X), c[1] * net.hidden.sum())[1])
+            return tether.while_loop(lambda c: c[0] < n, step, (0, 1.0), **KINDS[kind])[1]
+
+        scales = np.float64(nets.scale)
+        found = tether.jit(tether.vmap(tether.grad(loss)))(nets, turns)
+        assert nets.calls.tolist() == turns.tolist()
+
+        def by_hand(scale, n):
+            out, hidden = 1.0, jnp.ones(3)
+            for _ in range(n):
+                hidden = hidden * scale
+                out = out * hidden.sum()
+            return out
+
+        expected = [jax.grad(by_hand)(jnp.float32(scale), n) for scale, n in zip(scales, turns.tolist(), strict=True)]
+        np.testing.assert_allclose(found.scale, expected, rtol=1e-4, atol=1e-6)
+
+    @pytest.mark.parametrize("kind", list(KINDS))
+    def test_at_most_so_many_steps(self, kind):
+        """What the loop has then is returned; without steps, what it begins with, bit for bit."""
+        tests, turns = tether.State(0), tether.State(0)
+
+        def test(c):
+            tests.value = tests.value + 1
+            return True
+
+        def body(c):
+            turns.value = turns.value + 1
+            return jax.tree.map(lambda x: x + x, c)
+
+        nan = jax.lax.bitcast_convert_type(jnp.uint32(0x7FC12345), jnp.float32)
+        init = {"x": jnp.array([1.0, -0.0]), "nan": nan, "n": jnp.int8(3)}
+        bits = lambda c: [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(c)]
+        options = {"kind": kind, "checkpoints": 2}
+        run = lambda most: tether.while_loop(test, body, init, **options, max_steps=most)
+        count = lambda: tether.while_loop(lambda c: c < 4, lambda c: c + 1, 0, **options, max_steps=9)
+        for way in (WAYS["jit"], WAYS["disable_jit"]):
+            tests.value = turns.value = 0
+            assert bits(way(functools.partial(run, 0))()) == bits(init)
+            assert (int(tests.value), int(turns.value)) == (1, 0)
+            found = way(functools.partial(run, 3))()
+            assert found["x"].tolist() == [8, 0] and found["n"] == 24 and found["n"].dtype == jnp.int8
+            assert (int(tests.value), int(turns.value)) == (1 + 4, 3)
+            same(way(count)(), jnp.asarray(4))
+        lanes = jax.vmap(lambda n: tether.while_loop(lambda c: c < n, lambda c: c + 1, 0, **options, max_steps=3))
+        assert lanes(jnp.array([1, 2, 5])).tolist() == [1, 2, 3]
+
+    @pytest.mark.parametrize("kind", list(KINDS))
+    def test_nothing_is_compiled_where_jit_is_disabled(self, kind):
+        seen = []
+        with jax.disable_jit():
+            tether.while_loop(lambda x: x < 5, lambda x: (seen.append(float(x)), 2 * x)[1], 1.0, **KINDS[kind])
+        assert seen == [1, 2, 4]
+
+    def test_what_there_is_not(self):
+        run = lambda kind: (
+            lambda x: tether.while_loop(lambda x: x > 0.2, jnp.sin, x, **{**KINDS[kind], "checkpoints": 3})
+        )
+        for call in (tether.grad, lambda f: tether.jit(tether.jacrev(f))):
+            with pytest.raises(
+                GradientError, match=r"(?s)while_loop: .* in reverse mode.*kind='checkpointed'.*kind='bounded'"
+            ):
+                call(run("lax"))(1.0)
+        for call in (tether.jacfwd, lambda f: tether.jit(tether.jacfwd(f))):
+            with pytest.raises(GradientError, match=r"(?s)while_loop: .* in forward mode.*kind='bounded'"):
+                call(run("checkpointed"))(1.0)
+        with pytest.raises(GradientError, match=r"(?s)while_loop: .* twice.*hessian.*kind='bounded'"):
+            tether.grad(tether.grad(run("checkpointed")))(1.0)
+        assert tether.jacfwd(run("lax"))(0.1) == 1  # no step is made
+
+
 class TestLanes:
     def test_private_state_stops_where_its_lane_does(self):
         turns = jnp.array([0, 2, 4])
@@ -228,6 +404,36 @@ def test_errors():
             DtypeError,
             r"while_loop: the body changes the dtype of the carry.\n",
             lambda: tether.while_loop(lambda c: c < 1, lambda c: c.astype(jnp.int8), jnp.int32(0)),
+        ),
+        (
+            ArgumentError,
+            r"while_loop: no such kind.\n +got: +'scan'\n +expected: +\"lax\", \"checkpointed\" or \"bounded\"",
+            lambda: tether.while_loop(identity, identity, 0, kind="scan"),
+        ),
+        (
+            ArgumentError,
+            r"while_loop: kind='bounded' needs max_steps=.\n +fix: +max_steps=n",
+            lambda: tether.while_loop(identity, identity, 0, kind="bounded", checkpoints=3),
+        ),
+        (
+            ArgumentError,
+            r"(?s)kind='checkpointed' needs checkpoints= or max_steps=.*1. checkpoints=n.*2. max_steps=n",
+            lambda: tether.while_loop(identity, identity, 0, kind="checkpointed"),
+        ),
+        (
+            ArgumentError,
+            r"while_loop: no such max_steps.\n +got: +-1\n +expected: +a whole number, at least 0",
+            lambda: tether.while_loop(identity, identity, 0, max_steps=-1),
+        ),
+        (
+            ArgumentError,
+            r"while_loop: no such checkpoints.\n +got: +0\n",
+            lambda: tether.while_loop(identity, identity, 0, kind="checkpointed", checkpoints=0),
+        ),
+        (
+            ArgumentError,
+            r"while_loop: no such base.\n +got: +True\n +expected: +a whole number, at least 2",
+            lambda: tether.while_loop(identity, identity, 0, base=True),
         ),
     ):
         for disabled in (False, True):

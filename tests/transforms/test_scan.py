@@ -15,7 +15,7 @@ import tether
 from tests.laws.kinds import KINDS, LOG, Boom, Task, loss_by_hand
 from tests.transforms.loop_models import XS, Net, Noisy, advanced, close, same, stream, values
 from tether import nn
-from tether.errors import PlainTransformError
+from tether.errors import ArgumentError, GradientError, PlainTransformError
 
 TURNS, ROWS = len(XS), XS[:, 0]
 
@@ -121,6 +121,46 @@ class TestState:
         checked(task, found, 1)
         close({name: values(of_task)[name] for name in wrt_params}, wrt_params, rtol=1e-4, atol=1e-4)
         close(of_xs, wrt_xs, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize(("kind", "checkpoints"), [("batchnorm", 1), ("dropout", None), ("tied", "all")])
+    def test_checkpointed(self, kind, checkpoints):
+        """The same values, state, draws and gradients from fewer copies of the carry, of which State is a part."""
+        (value, losses), state, (wrt_params, wrt_xs) = self.by_hand(kind, task := Task(KINDS[kind].make()), XS)
+
+        def total(task, xs):
+            turn = lambda carry, x: (carry * 0.5 + (loss := task.loss(x)), loss)
+            return tether.scan(turn, 0.0, xs, kind="checkpointed", checkpoints=checkpoints)
+
+        LOG[:] = ["go"]
+        found, (of_task, of_xs) = tether.jit(tether.value_and_grad(total, argnums=(0, 1), has_aux=True))(task, XS)
+        close(found, (value, losses))
+        close(values(task), state, atol=1e-5)
+        assert LOG[1:] == ["run"] and stream() == advanced(1 if kind == "dropout" else 0)
+        close({name: values(of_task)[name] for name in wrt_params}, wrt_params, rtol=1e-4, atol=1e-4)
+        close(of_xs, wrt_xs, rtol=1e-4, atol=1e-4)
+
+    def test_checkpointed_over_a_stacked_module(self):
+        """Rows are Params, too; y = w_3 w_2 w_1 w_0 x, and a count in each row."""
+
+        class Times(tether.Module):
+            def __init__(self, w):
+                self.w, self.calls = tether.Param(w), tether.State(0)
+
+            def __call__(self, x):
+                self.calls = self.calls + 1
+                return self.w * x
+
+        layers = tether.stack([Times(float(w)) for w in (2, 3, 5, 7)])
+        run = lambda layers, x: tether.scan(
+            lambda x, layer: (layer(x), x), x, layers, reverse=True, kind="checkpointed", checkpoints=2
+        )
+        (of_layers, of_x), seen = tether.jit(tether.grad(run, argnums=(0, 1), has_aux=True))(layers, 1.0)
+        assert (of_layers.w.tolist(), float(of_x)) == ([105, 70, 42, 30], 210)
+        assert seen.tolist() == [105, 35, 7, 1] and layers.calls.tolist() == [1] * 4
+        assert tether.jit(run)(layers, 1.0)[0] == 210
+        with jax.disable_jit():
+            assert run(layers, 1.0)[0] == 210
+        assert tether.scan(lambda c, x: (c + x, c), 1.0, jnp.zeros(0), kind="checkpointed")[0] == 1
 
     def test_gradients_flow_through_state_and_recomputation(self):
         """h = w * h in each of 4 turns: w^4, 4 w^3, 12 w^2."""
@@ -249,6 +289,21 @@ class TestState:
 
 
 class TestFailures:
+    def test_arguments(self):
+        for message, options in (
+            (r'scan: no such kind.\n +got: +\'bounded\'\n +expected: +"lax" or "checkpointed"', {"kind": "bounded"}),
+            (r"scan: no such checkpoints.\n +got: +0\n", {"kind": "checkpointed", "checkpoints": 0}),
+            (
+                r"scan: no such checkpoints.\n +got: +'most'\n",
+                {"kind": "checkpointed", "checkpoints": "most"},
+            ),
+        ):
+            with pytest.raises(ArgumentError, match=message):
+                tether.scan(lambda c, x: (c, x), 0.0, length=3, **options)
+        run = lambda x: tether.scan(lambda c, _: (jnp.sin(c), None), x, length=3, kind="checkpointed")[0]
+        with pytest.raises(GradientError, match=r"(?s)scan: a checkpointed loop .* forward mode.*kind='lax'"):
+            tether.jit(tether.jacfwd(run))(1.0)
+
     def test_everything_is_as_before_and_the_next_call_works(self):
         task, layers = Task(KINDS["batchnorm"].make()), tether.stack([nn.BatchNorm(3) for _ in range(TURNS)])
         before = values(task), values(layers)

@@ -32,6 +32,13 @@ def checked_callable(fun: Any, transform: str) -> Any:
     return fun
 
 
+def checked_count(count: Any, transform: str, option: str, least: int) -> None:
+    """An error if the count is no whole number from ``least`` on."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        expected = f"a whole number, at least {least}"
+        raise ArgumentError(f"{transform}: no such {option}.", got=repr(count), expected=expected)
+
+
 def positions(numbers: Any, fun: Callable[..., Any], count: int, option: str) -> tuple[int, ...]:
     """Argument numbers or names as positions among ``count`` positional arguments; negatives count from the end.
 

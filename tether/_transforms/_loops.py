@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,13 @@ import numpy as np
 from tether._core.lift import unpack
 from tether._transforms import _arguments
 from tether._transforms._body import Body, Operands, Threaded
+from tether._transforms._bounded import bounded_while
 from tether._transforms._carry import Carry
+from tether._transforms._checkpointed import checkpointed_while
 from tether._transforms._eager import is_eager, run_eagerly
-from tether.errors import ArgumentError, describe
+from tether._transforms._one_way import forward_only
+from tether._transforms._treeverse import NEVER
+from tether.errors import ArgumentError, GradientError, describe
 
 
 def fori_loop(
@@ -91,28 +96,56 @@ def _counted(lower: Any, upper: Any, first: Any, body_fun: Callable[..., Any], c
     return value
 
 
-def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any) -> Any:
+def while_loop(
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    init_val: Any,
+    *,
+    kind: str = "lax",
+    max_steps: int | None = None,
+    checkpoints: int | None = None,
+    base: int = 16,
+) -> Any:
     """Runs ``value = body_fun(value)`` as long as ``cond_fun(value)`` is true.
 
     Variables that either function writes are carried, as in ``scan``; ``init_val`` follows the rules of scan's carry.
+    ``kind`` says how the loop can be differentiated:
+
+    - ``"lax"``: in forward mode.
+    - ``"checkpointed"``: in reverse mode, and that in forward mode. ``checkpoints`` copies of the carry are kept, and
+      the steps between them run again: each about once where there are ``sqrt(2 * steps)`` checkpoints.
+    - ``"bounded"``: in both modes, any number of times, as scans in scans; ``max_steps`` is needed, and counts in what
+      the loop costs.
 
     Args:
         cond_fun: Returns a boolean scalar; it, too, may write State and draw random numbers.
         body_fun: The body.
         init_val: The value at the entry.
+        kind: As above.
+        max_steps: The loop ends after so many steps at the latest, and returns what it has then.
+        checkpoints: Of "checkpointed": how many copies, at least 1; left out, ``sqrt(2 * max_steps)``.
+        base: Of "bounded": turns of each scan, at least 2. A larger one compiles faster and recomputes less, a smaller
+            one takes less memory.
     Raises:
-        ArgumentError: ``cond_fun`` returns no boolean scalar.
+        ArgumentError: ``cond_fun`` returns no boolean scalar; ``max_steps`` and ``checkpoints`` are both left out.
+        GradientError: a derivative that a loop of this kind doesn't have.
     Example:
         >>> int(tether.while_loop(lambda n: n < 100, lambda n: 2 * n, 1))
         128
+        >>> halve = lambda x: tether.while_loop(lambda x: x > 1, lambda x: x / 2, x, kind="checkpointed", checkpoints=4)
+        >>> float(tether.grad(halve)(6.0))
+        0.125
+    References:
+        Stumm and Walther 2010, doi:10.1137/080742439; Wang, Moin and Iaccarino 2009, doi:10.1137/080727890.
     """
     _arguments.checked_callable(cond_fun, "while_loop, cond_fun")
     _arguments.checked_callable(body_fun, "while_loop, body_fun")
+    loop = _loop(kind, max_steps, checkpoints, base)
     carry = Carry("while_loop", init_val)
     if is_eager():
         with contextlib.suppress(jax.errors.ConcretizationTypeError):  # lanes differ
-            loop = lambda: _repeated(cond_fun, body_fun, carry)
-            return run_eagerly("while_loop", [cond_fun, body_fun], (init_val,), loop)
+            steps = lambda: _repeated(cond_fun, body_fun, carry, max_steps)
+            return run_eagerly("while_loop", [cond_fun, body_fun], (init_val,), steps)
     body = carry.traced(lambda: Body("while_loop", body_fun, Operands(carry.tree), check=carry.checked), body_fun)
     test = Body("while_loop", cond_fun, Operands(carry.tree), check=_boolean)
     _check_nothing_captured(test, body)
@@ -126,7 +159,7 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
 
     if not test.written:
         go_on = lambda state: run(test, *state)[0][0]
-        out, state = jax.lax.while_loop(go_on, lambda state: run(body, *state), (carry.leaves(), threaded.state()))
+        out, state = loop(go_on, lambda state: run(body, *state), (carry.leaves(), threaded.state()))
     else:  # the test is a part of each turn, so that what it writes is kept
 
         def tested(leaves: list[Any], written: list[Any]) -> Any:
@@ -134,15 +167,59 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
             return go_on, leaves, written
 
         turn = lambda state: tested(*run(body, *state[1:]))
-        _, out, state = jax.lax.while_loop(lambda state: state[0], turn, tested(carry.leaves(), threaded.state()))
+        _, out, state = loop(lambda state: state[0], turn, tested(carry.leaves(), threaded.state()))
     threaded.write_back(state)
     return unpack(body.packed, out)
 
 
-def _repeated(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], carry: Carry) -> Any:
-    value = carry.tree
-    while _boolean(cond_fun(value)):
-        value = carry.checked(body_fun(value))
+def _loop(kind: str, max_steps: Any, checkpoints: Any, base: Any) -> Callable[..., Any]:
+    """The loop on arrays."""
+    if kind not in ("lax", "checkpointed", "bounded"):
+        raise ArgumentError(
+            "while_loop: no such kind.", got=describe(kind), expected='"lax", "checkpointed" or "bounded"'
+        )
+    for name, count, least in (("max_steps", max_steps, 0), ("checkpoints", checkpoints, 1), ("base", base, 2)):
+        if count is not None or name == "base":
+            _arguments.checked_count(count, "while_loop", name, least)
+    if max_steps is None and kind == "bounded":
+        raise ArgumentError("while_loop: kind='bounded' needs max_steps=.", fix="max_steps=n, the most steps")
+    if max_steps is None and kind == "checkpointed" and checkpoints is None:
+        raise ArgumentError(
+            "while_loop: kind='checkpointed' needs checkpoints= or max_steps=.",
+            fix=["checkpoints=n: n copies of the carry are kept", "max_steps=n: sqrt(2 n) copies are kept"],
+        )
+    most = NEVER if max_steps is None else min(max_steps, NEVER)
+    if most == 0:
+        return lambda test, turn, init: init
+    if kind == "lax":
+        return functools.partial(_in_forward_mode, most=None if max_steps is None else most)
+    if kind == "bounded":
+        return functools.partial(bounded_while, most=most, base=base)
+    return functools.partial(checkpointed_while, most=most, checkpoints=checkpoints)
+
+
+def _in_forward_mode(test: Callable[[Any], Any], turn: Callable[[Any], Any], init: Any, most: int | None) -> Any:
+    if most is None:
+        out = jax.lax.while_loop(test, turn, init)
+    else:
+        more = lambda state: test(state[1]) & (state[0] < most)
+        out = jax.lax.while_loop(more, lambda state: (state[0] + 1, turn(state[1])), (jnp.int32(0), init))[1]
+    leaves, treedef = jax.tree.flatten(out)
+    return treedef.unflatten(forward_only(leaves, _backward))
+
+
+def _backward() -> GradientError:
+    return GradientError(
+        "while_loop: a loop of any number of steps is differentiated in reverse mode.",
+        got="kind='lax', which keeps nothing of its steps",
+        fix=["kind='checkpointed', checkpoints=n: n copies of the carry are kept", "kind='bounded', max_steps=n"],
+    )
+
+
+def _repeated(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], carry: Carry, max_steps: int | None) -> Any:
+    value, step = carry.tree, 0
+    while _boolean(cond_fun(value)) and step != max_steps:
+        value, step = carry.checked(body_fun(value)), step + 1
     return value
 
 

@@ -18,9 +18,11 @@ from tether._modules.views import restacked
 from tether._transforms import _arguments
 from tether._transforms._body import Body, Operands, Threaded
 from tether._transforms._carry import Carry
+from tether._transforms._checkpointed import checkpointed_scan
 from tether._transforms._eager import is_eager, run_eagerly
 from tether._transforms._slices import Slices
-from tether.errors import StructureError, describe
+from tether._transforms._treeverse import NEVER
+from tether.errors import ArgumentError, StructureError, describe
 
 
 def scan(
@@ -31,6 +33,9 @@ def scan(
     reverse: bool = False,
     unroll: int | bool = 1,
     _split_transpose: bool = False,
+    *,
+    kind: str = "lax",
+    checkpoints: int | str | None = None,
 ) -> tuple[Any, Any]:
     """Runs ``carry, y = f(carry, x)`` for each ``x`` in turn, and stacks the ``y``.
 
@@ -47,11 +52,16 @@ def scan(
         length: Number of turns, where ``xs`` doesn't say it.
         reverse: Whether the last ``x`` comes first.
         unroll: As in ``jax.lax.scan``.
+        kind: "lax"; or "checkpointed": the gradient keeps ``checkpoints`` copies of the carry, no other values of the
+            turns, and runs turns again. It has one derivative in reverse mode, and that in forward mode.
+        checkpoints: Of "checkpointed": how many copies, at least 1, or "all"; left out, ``sqrt(2 * turns)``, with which
+            each turn runs again about twice.
     Returns:
         ``(carry, ys)``. A module made by ``f`` comes back stacked among ``ys``.
     Raises:
         ShapeError, DtypeError, StructureError: ``f`` hands on another carry than it was given; lengths that differ.
         StackedError: a module in ``xs`` that isn't stacked.
+        GradientError: a derivative that a checkpointed scan doesn't have.
     Example:
         >>> layers = tether.stack([nn.Linear(3, 3) for _ in range(4)])
         >>> y, _ = tether.scan(lambda x, layer: (layer(x), None), jnp.ones(3), layers)
@@ -65,7 +75,15 @@ def scan(
         (10.0, 5)
     """
     _arguments.checked_callable(f, "scan")
-    return run_scan("scan", f, init, xs, length, reverse=reverse, unroll=unroll, _split_transpose=_split_transpose)
+    if kind not in ("lax", "checkpointed"):
+        raise ArgumentError("scan: no such kind.", got=describe(kind), expected='"lax" or "checkpointed"')
+    options: dict[str, Any] = {"unroll": unroll}
+    if kind == "lax":
+        return run_scan("scan", f, init, xs, length, reverse=reverse, _split_transpose=_split_transpose, **options)
+    if checkpoints not in (None, "all"):
+        _arguments.checked_count(checkpoints, "scan", "checkpoints", 1)
+    options |= {"loop": checkpointed_scan, "checkpoints": NEVER if checkpoints == "all" else checkpoints}
+    return run_scan("scan", f, init, xs, length, reverse=reverse, **options)
 
 
 def run_scan(
@@ -76,6 +94,7 @@ def run_scan(
     length: int | None = None,
     *,
     reverse: bool = False,
+    loop: Callable[..., Any] = jax.lax.scan,
     **options: Any,
 ) -> tuple[Any, Any]:
     """The loop, on behalf of the transformation that its messages name."""
@@ -94,8 +113,8 @@ def run_scan(
 
     if is_eager() and slices.length:
         turns = range(slices.length)[::-1] if reverse else range(slices.length)
-        loop = lambda: _in_python(kind, f, carry.tree, slices, turns, check)
-        return run_eagerly(kind, [f], (init, xs), loop, own=slices.given)
+        steps = lambda: _in_python(kind, f, carry.tree, slices, turns, check)
+        return run_eagerly(kind, [f], (init, xs), steps, own=slices.given)
     index = [jnp.arange(slices.length)] if needs_rows() else []
     row = jax.ShapeDtypeStruct((), index[0].dtype) if index else None
     trace = lambda: Body(kind, f, Operands(carry.tree, slices.first), slices.given, check, slices.whole, row)
@@ -114,7 +133,7 @@ def run_scan(
         return (out[:count], threaded.state(new)), (out[count:], [new[variable] for variable in [*sliced, *seen]])
 
     with jax.disable_jit(False) if is_eager() else contextlib.nullcontext():  # no turns: their types must be known
-        state, (ys, rows) = jax.lax.scan(
+        state, (ys, rows) = loop(
             turn,
             (carry.leaves(), threaded.state()),
             (index, slices.leaves, slices.rows),
