@@ -30,7 +30,8 @@ jax.config.update("jax_platforms", os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What XLA compiled is kept on disk, and not compiled again where a test empties JAX's caches or starts a program. Each
 # worker has a folder of its own: JAX doesn't write these files whole.
 COMPILED = Path(__file__).parents[1] / ".pytest_cache" / "jax" / os.environ.get("PYTEST_XDIST_WORKER", "main")
-jax.config.update("jax_compilation_cache_dir", os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED)))
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(COMPILED)  # not setdefault: workers inherit that of who starts them
+jax.config.update("jax_compilation_cache_dir", str(COMPILED))
 for name in ("jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes"):
     jax.config.update(name, int(os.environ.setdefault(name.upper(), "0")))
 jax.config.update("jax_num_cpu_devices", 4)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -50,7 +49,7 @@ class _Jit(Module):
     _static_fun: Any = static_field()
     _specs: Any  # Specs, or by the old names one specification of (args, kwargs)
     _out: Any
-    _program: Callable[..., Any]
+    _program: Any
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         traced, rest = self._program(*self._operands(args, kwargs))
