@@ -22,6 +22,10 @@ class SpecError(ArgumentError):
     """Where Equinox raised a ValueError about an argument, a specification of leaves or of axes."""
 
 
+class AxisError(ArgumentError, NameError):
+    """Where JAX knows no axis of this name."""
+
+
 class LeafError(ArgumentError, TypeError):
     """Where Equinox raised a TypeError: a leaf of another kind."""
 

@@ -152,7 +152,7 @@ class TestReports:
 
 class TestMistakes:
     def test_no_axis(self):
-        with pytest.raises(NameError, match="batch"):
+        with pytest.raises(NameError, match="no vmap around it has the axis of the batch"):
             jax.vmap(BatchNorm(2, axis_name="batch"))(jnp.ones((3, 2)))
 
     def test_inference_before_training(self):

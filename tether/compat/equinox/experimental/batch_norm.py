@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tether.compat.equinox._errors import AxisError
 from tether.compat.equinox.experimental.stateful import StateIndex, get_state, recall, set_state
 from tether.compat.equinox.module import Module, static_field
 
@@ -96,7 +97,14 @@ class BatchNorm(Module):
     def _statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         names = tuple(self.axis_name) if isinstance(self.axis_name, list) else self.axis_name
         flat = x.reshape(x.shape[0], -1)
-        mean = jax.lax.pmean(flat.mean(axis=1), names)
+        try:
+            mean = jax.lax.pmean(flat.mean(axis=1), names)
+        except NameError as error:
+            raise AxisError(
+                "BatchNorm: no vmap around it has the axis of the batch.",
+                got=f"axis_name={self.axis_name!r}",
+                fix=f"jax.vmap(model, axis_name={self.axis_name!r})(batch)",
+            ) from error
         var = jax.lax.pmean(((flat - mean[:, None]) ** 2).mean(axis=1), names)
         return mean, var
 
