@@ -33,6 +33,17 @@ def sharded(f: Any = lambda x: x, x: Any = ROWS, **options: Any) -> Any:
     return tether.shard_map(f, **{"mesh": mesh, "in_specs": P("d"), "out_specs": P("d"), **options})(x)
 
 
+CHECKPOINTED = {"kind": "checkpointed", "checkpoints": 2}
+
+
+def counted(**options: Any) -> Any:
+    return tether.while_loop(lambda n: n < 3, lambda n: n + 1, 0, **options)
+
+
+def sines(**options: Any) -> Callable[[Any], Any]:
+    return lambda x: tether.while_loop(lambda x: x > 0.5, jnp.sin, x, **options)
+
+
 def placed_elsewhere() -> Any:
     layer = nn.Linear(3, 4)
     tether.place(layer, jax.devices()[0])
@@ -269,6 +280,20 @@ CASES: dict[str, Callable[[Any], Any]] = {
     "capture in fori_loop": look_in_a_loop,
     "capture in a rule": look_in_a_rule,
     "intercept of no function": lambda net: tether.intercept(net, "linear", 3),  # type: ignore[arg-type]
+    "while_loop: no such kind": lambda net: counted(kind="scan"),
+    "while_loop: bounded by nothing": lambda net: counted(kind="bounded"),
+    "while_loop: checkpoints of nothing": lambda net: counted(kind="checkpointed"),
+    "while_loop: max_steps below 0": lambda net: counted(max_steps=-1),
+    "while_loop: in reverse mode": lambda net: tether.grad(sines())(0.9),
+    "while_loop: checkpointed in forward mode": lambda net: tether.jacfwd(sines(**CHECKPOINTED))(0.9),
+    "while_loop: checkpointed in reverse mode twice": lambda net: tether.grad(tether.grad(sines(**CHECKPOINTED)))(0.9),
+    "scan: no such kind": lambda net: tether.scan(lambda c, x: (c, x), 0.0, length=2, kind="bounded"),
+    "scan: checkpoints 0": lambda net: tether.scan(
+        lambda c, x: (c, x), 0.0, length=2, kind="checkpointed", checkpoints=0
+    ),
+    "scan: checkpointed in forward mode": lambda net: tether.jacfwd(
+        lambda x: tether.scan(lambda c, _: (jnp.sin(c), None), x, length=2, kind="checkpointed")[0]
+    )(0.9),
     "check that fails": lambda net: tether.jit(lambda x: (net(x), tether.error_if(x, x > 0, "x is positive."))[1])(X),
     "check that fails in a module": lambda net: Held([nn.Lambda(jnp.sin), Checked()]).part[1](-X1),
     "check that fails in lanes": lambda net: tether.jit(jax.vmap(Checked()))(jnp.arange(-12.0, 3.0)),

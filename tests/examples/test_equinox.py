@@ -4,44 +4,28 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(name: str, *arguments: str) -> str:
-    command = [sys.executable, "-W", "error::UserWarning", str(ROOT / "examples" / "equinox" / name), *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert result.returncode == 0 and result.stderr == "", result.stderr
-    return result.stdout
-
-
-def numbers(pattern: str, text: str) -> list[float]:
-    return [float(number) for number in re.findall(pattern, text)]
+from tests.examples.programs import numbers, run
 
 
 def test_cnn_reads_digits():
     pytest.importorskip("sklearn")
-    text = run("cnn.py", "--steps", "100")
+    text = run("equinox/cnn.py", "--steps", "100")
     losses = numbers(r"loss (\d\.\d+)", text)
     assert losses[-1] < losses[0] / 2 and numbers(r"accuracy (\d\.\d+)", text)[-1] > 0.95
 
 
 def test_rnn_tells_which_way():
-    text = run("rnn.py", "--steps", "120")
+    text = run("equinox/rnn.py", "--steps", "120")
     losses = numbers(r"loss (\d\.\d+)", text)
     assert losses[-1] < 0.1 * losses[0] and numbers(r"accuracy (\d\.\d+)", text)[-1] > 0.98
 
 
 def test_wgan_draws_all_clusters():
-    text = run("wgan.py", "--steps", "300")
+    text = run("equinox/wgan.py", "--steps", "300")
     distances, least = numbers(r"distance to the data (\d\.\d+)", text), numbers(r"data: distance (\d\.\d+)", text)[0]
     assert least < distances[-1] < 0.4 * distances[0]
     near, rarest = numbers(r"(\d\.\d{3})", text.splitlines()[-2])
@@ -52,7 +36,7 @@ def test_wgan_draws_all_clusters():
 
 def test_frozen_layers_stay_and_help():
     pytest.importorskip("sklearn")
-    text = run("frozen_layer.py", "--steps", "200")
+    text = run("equinox/frozen_layer.py", "--steps", "200")
     digits, before, by_spec, by_parts, without = numbers(r"(\d\.\d{4})", text)
     assert digits > 0.95 and by_spec == by_parts > max(0.87, before, without + 0.02)
     assert text.count("all else as it was: True") == 2 and "bit for bit: True" in text
@@ -61,7 +45,7 @@ def test_frozen_layers_stay_and_help():
 def test_serialisation_goes_on(tmp_path: Path):
     pytest.importorskip("sklearn")
     path = tmp_path / "half.eqx"
-    text = run("serialisation.py", "--steps", "100", "--path", str(path))
+    text = run("equinox/serialisation.py", "--steps", "100", "--path", str(path))
     assert "loaded at step 50" in text and "moments True and running statistics True" in text
     first, straight, resumed = numbers(r"loss (\d\.\d+)", text)
     assert straight == resumed != first and numbers(r"accuracy (\d\.\d+)", text)[0] > 0.9
@@ -71,7 +55,7 @@ def test_serialisation_goes_on(tmp_path: Path):
 
 
 def test_stateful_keeps_its_leaves_and_its_state():
-    text = run("stateful.py", "--steps", "200")
+    text = run("equinox/stateful.py", "--steps", "200")
     early, late = numbers(r"(\d+\.\d+) (?:at first|in the last)", text)
     before, after = numbers(r"(\d+) (?:before|after)", text)
     assert late < early / 10 and before == after

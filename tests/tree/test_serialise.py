@@ -15,15 +15,9 @@ import numpy as np
 import pytest
 
 import tether
+from tests.tree.records import records
 from tether import nn
 from tether.errors import ArgumentError, StructureError
-
-
-def records(*arrays: Any) -> bytes:
-    file = io.BytesIO()
-    for array in arrays:
-        np.save(file, array)
-    return file.getvalue()
 
 
 def written(tree: Any, **options: Any) -> bytes:

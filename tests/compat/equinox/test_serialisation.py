@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tether.compat.equinox as eqx
+from tests.tree.records import records
 from tether.compat.equinox.experimental import StateIndex, get_state, set_state
 
 
@@ -28,14 +29,6 @@ def net(scale: float = 1.0, state: Any = None) -> Net:
     if state is not None:
         set_state(index, state)
     return Net(scale * jnp.arange(3.0), jax.nn.relu, index, scale)
-
-
-def records(*arrays: Any) -> bytes:
-    """What Equinox's ``np.save``, once for each, leaves in a file."""
-    file = io.BytesIO()
-    for array in arrays:
-        np.save(file, array)
-    return file.getvalue()
 
 
 def written(tree: Any, **options: Any) -> bytes:

@@ -14,12 +14,9 @@ import jax
 
 from tether.compat.equinox._errors import SpecError
 from tether.errors import describe
-from tether.tree import is_array
+from tether.tree import if_array, is_array
 
-
-def first_of_arrays(leaf: Any) -> int | None:
-    """The default: arrays are mapped over their first axis."""
-    return 0 if is_array(leaf) else None
+first_of_arrays = if_array(0)  # the default
 
 
 def is_none(leaf: Any) -> bool:

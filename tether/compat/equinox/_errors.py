@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
-from tether.errors import ArgumentError, StructureError, TetherError
+from tether.errors import ArgumentError, ShapeError, StructureError, TetherError
 
 
 class FieldError(TetherError, ValueError):
@@ -20,6 +20,14 @@ class FrozenError(TetherError, dataclasses.FrozenInstanceError):
 
 class SpecError(ArgumentError):
     """Where Equinox raised a ValueError about an argument, a specification of leaves or of axes."""
+
+
+class RankError(ShapeError, AssertionError):
+    """Where Equinox asserted the rank of an input."""
+
+
+class CallError(TetherError, RuntimeError):
+    """Where Equinox raised a RuntimeError at a call of a layer."""
 
 
 class AxisError(ArgumentError, NameError):

@@ -19,12 +19,11 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jax.tree_util import Partial
 
 from tether._core import trace as _trace
 from tether.compat.equinox._errors import SpecError
 from tether.compat.equinox.make_jaxpr import filter_make_jaxpr
-from tether.compat.equinox.module import Module, Static, static_field, update_wrapper
+from tether.compat.equinox.module import Module, Static, Wrapper, static_field, update_wrapper
 from tether.tree import combine, is_array, is_inexact_array, partition
 from tether.tree import filter as filter_tree
 
@@ -33,7 +32,7 @@ __all__ = ["filter_closure_convert", "filter_grad", "filter_jvp", "filter_value_
 _MISSING: Any = object()
 
 
-class _ValueAndGrad(Module):
+class _ValueAndGrad(Wrapper):
     _fun: Callable[..., Any]
     _arg: Any
     _gradkwargs: dict[str, Any]
@@ -45,20 +44,14 @@ class _ValueAndGrad(Module):
 
         return of_chosen(*partition(x, self._arg), *args, **kwargs)
 
-    def __get__(self, instance: Any, owner: Any) -> Any:
-        return self if instance is None else Partial(self, instance)
 
-
-class _Grad(Module):
+class _Grad(Wrapper):
     _value_and_grad: _ValueAndGrad
     _has_aux: bool
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         value, gradient = self._value_and_grad(*args, **kwargs)
         return (gradient, value[1]) if self._has_aux else gradient
-
-    def __get__(self, instance: Any, owner: Any) -> Any:
-        return self if instance is None else Partial(self, instance)
 
 
 def filter_value_and_grad(fun: Any = _MISSING, *, arg: Any = is_inexact_array, **gradkwargs: Any) -> Any:

@@ -16,14 +16,13 @@ import warnings
 from typing import Any
 
 import jax
-from jax.tree_util import Partial
 
 from tether._core import trace as _trace
 from tether.compat.equinox._errors import SpecError
 from tether.compat.equinox._signature import Specs
 from tether.compat.equinox._static import by_tree, joined, names_of, split
 from tether.compat.equinox.experimental.stateful import in_use
-from tether.compat.equinox.module import Module, Static, static_field, update_wrapper
+from tether.compat.equinox.module import Static, Wrapper, static_field, update_wrapper
 from tether.tree import combine, is_array, partition
 
 __all__ = ["filter_jit"]
@@ -44,7 +43,7 @@ def _compiled(names: tuple[str, str], **jitkwargs: Any) -> Any:
     return jax.jit(fun_of_arrays, static_argnums=1, **jitkwargs)
 
 
-class _Jit(Module):
+class _Jit(Wrapper):
     _dynamic_fun: list[Any]
     _static_fun: Any = static_field()
     _specs: Any  # Specs, or by the old names one specification of (args, kwargs)
@@ -68,9 +67,6 @@ class _Jit(Module):
         dynamic, static = split((args, kwargs), spec)
         both = (self._dynamic_fun, dynamic)
         return tuple(map(_committed, both)) if in_use else both, (self._static_fun, static, self._out)
-
-    def __get__(self, instance: Any, owner: Any) -> Any:
-        return self if instance is None else Partial(self, instance)
 
 
 def _committed(leaves: list[Any]) -> list[Any]:

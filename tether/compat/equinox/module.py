@@ -186,6 +186,13 @@ def _other_way(cls: Any, name: str, field: dataclasses.Field[Any] | None) -> str
     return f"dataclasses.replace(module, {name}=value)" if cls._makes_init else "make another module with that value"
 
 
+class Wrapper(Module):
+    """A module that stands for a function: in a class it is a method, bound as a pytree."""
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return self if instance is None else Partial(self, instance)
+
+
 class Static(Module):
     """A value that is part of the structure."""
 

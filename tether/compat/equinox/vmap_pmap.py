@@ -15,13 +15,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import Partial
 
 from tether.compat.equinox._axes import first_of_arrays, is_none, mapped_axes, resolved, traced_spec
 from tether.compat.equinox._errors import SpecError
 from tether.compat.equinox._signature import Specs
 from tether.compat.equinox._static import by_tree, names_of
-from tether.compat.equinox.module import Module, Static, update_wrapper
+from tether.compat.equinox.module import Static, Wrapper, update_wrapper
 from tether.tree import combine, is_array, is_array_like, partition
 from tether.tree import filter as filter_tree
 
@@ -30,7 +29,7 @@ __all__ = ["filter_pmap", "filter_vmap"]
 _MISSING: Any = object()
 
 
-class _Vmap(Module):
+class _Vmap(Wrapper):
     _fun: Callable[..., Any]
     _specs: Specs
     _fn: Any
@@ -50,9 +49,6 @@ class _Vmap(Module):
         lanes, static = jax.vmap(of_lane, in_axes=in_axes, out_axes=(0, None), **self._vmapkwargs)(*whole)
         axes, rest = static.value
         return combine(jax.tree.map(lambda axis, part: _moved(part, axis), axes, lanes), rest)
-
-    def __get__(self, instance: Any, owner: Any) -> Any:
-        return self if instance is None else Partial(self, instance)
 
 
 def _moved(lanes: Any, axis: int) -> Any:
@@ -125,7 +121,7 @@ def filter_pmap(
     return update_wrapper(_Pmap(fun, specs, fn, out, pmapkwargs), fun)
 
 
-class _Pmap(Module):
+class _Pmap(Wrapper):
     _fun: Callable[..., Any]
     _specs: Specs
     _fn: Any
@@ -153,9 +149,6 @@ class _Pmap(Module):
         dimensions = _dimensions(whole[:3], mapped_axes(axes)[:3], self._pmapkwargs)
         program = _pmapped(names_of(self._fun), mapped_axes(axes), dimensions, self._pmapkwargs)
         return program, (dynamic, (tuple(leaves), treedef), self._out)
-
-    def __get__(self, instance: Any, owner: Any) -> Any:
-        return self if instance is None else Partial(self, instance)
 
 
 @by_tree

@@ -20,19 +20,11 @@ import jax
 
 from tether.compat.equinox._errors import SpecError
 from tether.compat.equinox.module import Module
-from tether.errors import ShapeError, TetherError, describe
+from tether.errors import ShapeError, describe
 from tether.nn._inputs import name_of
 
 Numbers = int | Sequence[int]
 Padding = int | Sequence[int] | Sequence[tuple[int, int]]
-
-
-class RankError(ShapeError, AssertionError):
-    """Where Equinox asserted the rank of an input."""
-
-
-class CallError(TetherError, RuntimeError):
-    """Where Equinox raised a RuntimeError at a call of a layer."""
 
 
 def pairs(name: str, padding: Any, axes: int) -> tuple[tuple[int, int], ...]:

@@ -13,8 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tether.compat.equinox._errors import CallError
 from tether.compat.equinox.module import Module
-from tether.compat.equinox.nn._arguments import CallError, renamed_inference
+from tether.compat.equinox.nn._arguments import renamed_inference
 
 __all__ = ["Dropout"]
 

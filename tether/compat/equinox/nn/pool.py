@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from tether.compat.equinox._errors import CallError, RankError
 from tether.compat.equinox.module import Module, static_field
 from tether.compat.equinox.nn._adaptive_pool import (
     AdaptiveAvgPool1d,
@@ -28,7 +29,7 @@ from tether.compat.equinox.nn._adaptive_pool import (
     AdaptiveMaxPool3d,
     AdaptivePool,
 )
-from tether.compat.equinox.nn._arguments import CallError, Numbers, Padding, RankError, check_rank, pairs
+from tether.compat.equinox.nn._arguments import Numbers, Padding, check_rank, pairs
 from tether.nn._inputs import name_of
 from tether.nn._window import per_axis
 
